@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_fast import MemoryEstimate, memory_estimate
 from pyg_fast.nn import PathPreparedGNN
-from pyg_fast.ops import streamed_linear
+from pyg_fast.ops import linear_product
 from pyg_fast.transforms import Prepare
 
 N, C = 6000, 5
@@ -68,7 +68,7 @@ def test_is_what_a_step_takes(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str, options: dict[str, Any],
     active_only: bool, edges: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 100)
+    monkeypatch.setattr(linear_product, '_FEWEST_ROWS', 100)
     data = data_of(device, edges)
     for hidden in (32, 48):
         net = PathPreparedGNN(conv, 32, hidden, C, 3, dropout=0.5, **options).to(device)

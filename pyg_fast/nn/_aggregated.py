@@ -11,11 +11,10 @@ from torch_geometric.typing import Adj, OptTensor
 from ..graph._cache import Entry
 from ..graph.signature import signature_of
 from ..ops._edges import is_capturing
-from ..ops.linear_product import Plan
+from ..ops.linear_product import Plan, aggregated_by_tiles
 from ..ops.path import Rows, take
 from ..ops.product import product
 from ..ops.row_blocks import tile_width
-from ..ops.streamed_linear import aggregated_by_tiles
 from ._checks import why_not_layer
 from ._layer import Fused
 
@@ -126,6 +125,8 @@ class InputPlan(NamedTuple):
 class AggregatesInput(Fused):
     """Mixin for a layer that takes an :class:`AggregatedInput`."""
 
+    _takes_edge_weight = False  # whether `forward` takes weights of edges after the edges
+
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
         raise NotImplementedError
@@ -139,7 +140,12 @@ class AggregatesInput(Fused):
         raise NotImplementedError
 
     def aggregate_input(
-        self, x: Tensor, edge_index: Tensor, *, tile: int | None = None
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: OptTensor = None,
+        *,
+        tile: int | None = None,
     ) -> AggregatedInput:
         r"""Aggregates an input that takes no gradient and is the same in every step, such as that
         of a first layer without dropout. Pass the result in place of :obj:`x`.
@@ -148,17 +154,14 @@ class AggregatesInput(Fused):
             x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
                 they may be in pinned host memory.
             edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`, for GCN layers.
+                (default: :obj:`None`)
             tile (int, optional): The number of columns to aggregate at a time.
                 (default: :obj:`None`, 32 in host memory, otherwise all)
 
         Raises:
-            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
+            ValueError: If an input requires a gradient, or the layer has no kernel for it.
         """
-        return self._aggregated_input(x, edge_index, None, tile)
-
-    def _aggregated_input(
-        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None, tile: int | None
-    ) -> AggregatedInput:
         signature = None
         if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
             signature = signature_of(edge_index)
@@ -179,6 +182,8 @@ class AggregatesInput(Fused):
     ) -> AggregatedInput:
         """Aggregates features :obj:`x` as :obj:`plan_for` says of its stand-in :obj:`on`, which is
         on the device of the graph; :obj:`signature` is that of the edges, if it is known."""
+        if edge_weight is not None and not self._takes_edge_weight:
+            raise ValueError(f"'edge_weight' is not supported by {type(self).__name__}")
         for name, given in (('x', x), ('edge_weight', edge_weight)):
             if isinstance(given, Tensor) and given.requires_grad:
                 raise ValueError(
@@ -198,6 +203,7 @@ class AggregatesInput(Fused):
                 width = tile_width(x.size(1), tile or TILE)
                 summed, root = aggregated_by_tiles(x, plan, width, made.with_root)
             else:
+                assert plan.part is not None
                 summed = product(plan.part, plan.src.of(x))
                 root = plan.dst.of(x) if made.with_root else None
                 root = root.clone() if root is x else root

@@ -87,6 +87,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     """
 
     _base = GCNConv
+    _takes_edge_weight = True
     _fused_own: ClassVar[tuple[str, ...]] = (*Fused._fused_own, '_cached_norm', '_cached_signature')
     _cached_edge_index: Any
     _cached_norm: dict[Any, GCNNorm] | None = None
@@ -141,31 +142,6 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         self._fused_note(f'aggr={self.aggr!r}')
         return False
 
-    def aggregate_input(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_weight: OptTensor = None,
-        *,
-        tile: int | None = None,
-    ) -> AggregatedInput:
-        r"""Aggregates an input that takes no gradient and is the same in every step, such as that
-        of a first layer without dropout. Pass the result in place of :obj:`x`.
-
-        Args:
-            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
-                they may be in pinned host memory.
-            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
-            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`.
-                (default: :obj:`None`)
-            tile (int, optional): The number of columns to aggregate at a time.
-                (default: :obj:`None`, 32 in host memory, otherwise all)
-
-        Raises:
-            ValueError: If an input requires a gradient, or the layer has no kernel for it.
-        """
-        return self._aggregated_input(x, edge_index, edge_weight, tile)
-
     def _input_plan(
         self, x: Tensor, edge_index: Adj, edge_weight: OptTensor
     ) -> InputPlan | None:
@@ -188,17 +164,19 @@ class FusedGCNConv(AggregatesInput, GCNConv):
 
     def _of_aggregated(self, x: AggregatedInput, edge_index: Adj) -> Tensor:
         self._check_aggregated(x, edge_index)
-        weight, bias, out_dtype = self._map_of(x)
-        out = F.linear(x.aggregated.to(weight.dtype), weight).to(out_dtype)
+        weight, bias, out_acc = self._map_of(x)
+        out = F.linear(x.aggregated.to(weight.dtype), weight)
+        out = out.to(acc_dtype(out.dtype)) if out_acc else out
         return out if bias is None else out + bias
 
-    def _map_of(self, x: AggregatedInput) -> tuple[Tensor, OptTensor, torch.dtype]:
-        """The weight, the bias and the type of the result for an aggregated input."""
+    def _map_of(self, x: AggregatedInput) -> tuple[Tensor, OptTensor, bool]:
+        """The weight, the bias and whether the result has the type of sums, for an aggregated
+        input."""
         if not self._commutes():
             raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
         dtype = autocast_dtype(x.aggregated) or x.dtype
         bias, out_acc = self._suited_bias(dtype, x.weight_dtype)
-        return self.lin.weight.to(dtype), bias, acc_dtype(dtype) if out_acc else dtype
+        return self.lin.weight.to(dtype), bias, out_acc
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
         """Whether to scatter over plain edges without weights instead of sorting them."""

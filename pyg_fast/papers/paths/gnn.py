@@ -22,14 +22,14 @@ from ...nn._inference import inference
 from ...nn._modules import is_plain
 from ...nn._reduce import neighbours
 from ...ops.linear_product import (
-    LinearAggregation,
+    Parts,
     aggregates_first,
     linear_product,
+    rows_of_block,
     takes_gradient,
 )
 from ...ops.path import Rectify, Rows, expand, node_dropout, rectify, take
 from ...ops.row_blocks import RowBlock, row_blocks, tile_width
-from ...ops.streamed_linear import Parts, rows_of_block, streamed_linear
 from ...sparse.graph import Graph
 from ._layer import PathPrepared, check_commutes, fill_of
 from .build import execution_paths
@@ -251,9 +251,8 @@ class PathPreparedGNN(Module):
         in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`. Given :obj:`paths`
         that were prepared with :obj:`forward`, it has only the rows that training computes: then
         it needs these paths."""
-        args = () if edge_weight is None else (edge_weight,)
         path = None if paths is None else paths[0]
-        return self.convs[0].aggregate_input(x, edge_index, *args, path=path)  # type: ignore[operator]
+        return self.convs[0].aggregate_input(x, edge_index, edge_weight, path=path)  # type: ignore[operator]
 
     def inference(
         self,
@@ -440,19 +439,36 @@ class PathPreparedGNN(Module):
         staged: bool,
         streams: bool,
     ) -> tuple[Tensor | None, bool]:
-        """The output of a layer by its description, and whether it went through :obj:`how`; None
-        if the layer is none."""
-        given = _stand_in(x, call.edge_index, path)
+        """The output of a layer by its description, in parts where the model :obj:`streams`, and
+        whether it went through :obj:`how`; None if no description fits."""
+        on = _stand_in(x, call.edge_index, path)
         describes = conv._maps_linearly or runs is not None
-        if not (may_fuse(conv) and conv._unaltered(given) and describes):
+        if not (may_fuse(conv) and conv._unaltered(on) and describes):
             return None, False
         compact = (rows.nodes is not None, runs is not None)
-        described = conv._describe_on(
-            given, call.edge_index, call.edge_weight, runs, compact, call.num_nodes
+        given = conv._describe_on(
+            on, call.edge_index, call.edge_weight, runs, compact, call.num_nodes
         )
-        if described is None:
+        if given is None:
             return None, False
-        return self._mapped(conv, x, described, runs, path, how, staged, streams)
+        weight, plan = given.weight, given.plan
+        assert plan.part is not None
+        graph, parts = plan.part.graph, None
+        if streams and weight is not None and not plan.out_acc and (
+            staged or aggregates_first(
+                weight, takes_gradient(x), takes_gradient(weight), graph.num_dst < graph.num_src
+            )
+        ):  # fmt: skip
+            if staged:
+                width = tile_width(x.size(1), self.tile or TILE)
+                parts = Parts(None, width, given.x.dtype, how)
+            else:
+                parts, x = Parts(_blocks(graph, path), None, given.x.dtype, how), given.x
+            given = given._replace(x=x, plan=plan._replace(parts=parts))
+        elif runs is None or staged:
+            return None, False
+        out = conv._finish(linear_product(*given), given, runs, runs is not None)
+        return out, parts is not None and how is not None
 
     @staticmethod
     def _check_on_device(conv: MessagePassing, x: Tensor, call: '_Call') -> None:
@@ -473,42 +489,6 @@ class PathPreparedGNN(Module):
             return False
         to = neighbours(x, call.edge_index, None, conv.flow)
         return to is not None and conv._takes_path(to)
-
-    def _mapped(
-        self,
-        conv: MessagePassing,
-        x: Tensor,
-        given: LinearAggregation,
-        runs: ExecutionPath | None,
-        path: ExecutionPath | None,
-        how: Rectify | None,
-        staged: bool,
-        streams: bool,
-    ) -> tuple[Tensor | None, bool]:
-        """A layer's linear product, in parts where the model :obj:`streams`, and whether it went
-        through :obj:`how`."""
-        _, weight, bias, plan, root_weight = given
-        done, out = False, None
-        if streams and weight is not None and not plan.out_acc and (
-            staged or aggregates_first(
-                weight, takes_gradient(x), takes_gradient(weight),
-                plan.part.graph.num_dst < plan.part.graph.num_src,
-            )
-        ):  # fmt: skip
-            blocks = width = None
-            if staged:
-                width = tile_width(x.size(1), self.tile or TILE)
-            else:
-                blocks = _blocks(plan.part.graph, path)
-                x = given.x
-            parts = Parts(blocks, width, given.x.dtype, how)
-            done = how is not None
-            out = streamed_linear(x, weight, bias, plan, root_weight, parts)
-        elif runs is not None and not staged:
-            out = linear_product(*given)
-        if out is not None:
-            out = conv._finish(out, given, runs, runs is not None)
-        return out, done
 
     def _out_of_memory(
         self,

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_fast.graph import PreparedGraph, execution_paths, graph_of, prepare_edge_index
 from pyg_fast.nn import PathPreparedGNN
-from pyg_fast.ops import streamed_linear
+from pyg_fast.ops import linear_product
 
 from .test_convs import assert_equal, model_step, random_graph
 
@@ -21,7 +21,7 @@ EDGES = [450, 4000]
 
 @pytest.fixture(autouse=True)
 def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 7)
+    monkeypatch.setattr(linear_product, '_FEWEST_ROWS', 7)
 
 
 def problem(device: torch.device, edges: int, dtype: torch.dtype = torch.double) -> tuple:
@@ -308,8 +308,8 @@ def test_gradients_of_gradients_need_all_kept(device: torch.device) -> None:
 def test_compile(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str, lean: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 40)
-    monkeypatch.setattr(streamed_linear, '_MOST_BLOCKS', 3)
+    monkeypatch.setattr(linear_product, '_FEWEST_ROWS', 40)
+    monkeypatch.setattr(linear_product, '_MOST_BLOCKS', 3)
     x, edge_index, mask, paths = problem(device, 450, torch.float)
     net = nets(conv, device, torch.float, dropout=0.5, **lean)[1]
 
@@ -410,7 +410,7 @@ def test_out_of_memory_says_where_and_what_helps(
         assert 'forward=True' not in text
         assert 'active_only=True' in message(plain, paths=paths)
     with monkeypatch.context() as patch:
-        patch.setattr(f'{where}.streamed_linear', full(12345))
+        patch.setattr(f'{where}.linear_product', full(12345))
         text = message(net, paths=paths)
         assert 'It was for layer 0' in text
         assert 'checkpoint' not in text
