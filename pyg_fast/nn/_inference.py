@@ -211,54 +211,35 @@ def _plans(
 ) -> list[_Memory]:
     """How each layer runs within its memory: with all features on the device if these fit,
     otherwise with those between layers in host memory."""
+
+    def resident(k: int, most: int | None) -> _Memory:
+        layer, fixed = stack[k], 0
+        if k > 0 or not on_device:
+            fixed += num_nodes * layer.in_channels * layer.dtype.itemsize
+        if k < len(stack) - 1:
+            fixed += num_nodes * layer.out_channels * layer.out_dtype.itemsize
+        return _blocks_in(layer, None, fixed, device, most)
+
+    def tiled(k: int, most: int) -> _Memory:
+        layer = stack[k]
+        if k == 0 and on_device:  # The features are an argument.
+            return _blocks_in(layer, None, 0, device, most)
+        column = 2 * num_nodes * layer.dtype.itemsize  # of two tiles
+        smallest = _blocks_in(layer, 1, column, device, most)
+        columns = (most - smallest.least) // 2 // max(column, 1)
+        width = tile_width(layer.in_channels, max(1, columns))
+        return _blocks_in(layer, width, column * width, device, most)
+
     if budgets is None:
-        return [_resident(stack, k, num_nodes, on_device, device, None) for k in range(len(stack))]
-    resident, tiled = (
-        [way(stack, k, num_nodes, on_device, device, most) for k, most in enumerate(budgets)]
-        for way in (_resident, _tiled)
-    )
-    for plans in (resident, tiled):
+        return [resident(k, None) for k in range(len(stack))]
+    ways = [[way(k, most) for k, most in enumerate(budgets)] for way in (resident, tiled)]
+    for plans in ways:
         if all(plan.least <= most for plan, most in zip(plans, budgets, strict=True)):
             return plans
-    least = min(max(plan.least for plan in plans) for plans in (resident, tiled))
+    least = min(max(plan.least for plan in plans) for plans in ways)
     raise ValueError(
         f"'max_bytes' must be at least {least} for these layers and this graph, got {min(budgets)}"
     )
-
-
-def _resident(
-    stack: list[_Layer],
-    k: int,
-    num_nodes: int,
-    on_device: bool,
-    device: torch.device,
-    max_bytes: int | None,
-) -> _Memory:
-    layer = stack[k]
-    fixed = 0
-    if k > 0 or not on_device:
-        fixed += num_nodes * layer.in_channels * layer.dtype.itemsize
-    if k < len(stack) - 1:
-        fixed += num_nodes * layer.out_channels * layer.out_dtype.itemsize
-    return _blocks_in(layer, None, fixed, device, max_bytes)
-
-
-def _tiled(
-    stack: list[_Layer],
-    k: int,
-    num_nodes: int,
-    on_device: bool,
-    device: torch.device,
-    max_bytes: int,
-) -> _Memory:
-    layer = stack[k]
-    if k == 0 and on_device:  # The features are an argument.
-        return _blocks_in(layer, None, 0, device, max_bytes)
-    column = 2 * num_nodes * layer.dtype.itemsize  # of two tiles
-    smallest = _blocks_in(layer, 1, column, device, max_bytes)
-    most = (max_bytes - smallest.least) // 2 // max(column, 1)
-    width = tile_width(layer.in_channels, max(1, most))
-    return _blocks_in(layer, width, column * width, device, max_bytes)
 
 
 def _blocks_in(
@@ -274,7 +255,7 @@ def _blocks_in(
     per_edge = 0
     if graph.col.device != device:
         per_edge += 4 + (0 if op.value is None else op.value.element_size())
-        fixed += sum(0 if t is None else t.nbytes for t in (op.col_scale,))
+        fixed += 0 if op.col_scale is None else op.col_scale.nbytes
     else:
         index = graph.rowptr.element_size()
         fixed += num_rows * index  # row pointers of all blocks
@@ -313,9 +294,7 @@ def _run(
         op = op._replace(col_scale=op.col_scale.to(device))
 
     def write(start: int, stop: int, aggregated: Tensor) -> None:
-        root = None
-        if layer.with_root:
-            root = _rows(x, start, stop, device)
+        root = _rows(x, start, stop, device) if layer.with_root else None
         rows = _mapped(layer.conv, aggregated, root, layer.weight_dtype, edge_index)
         for function in layer.after:
             rows = function(rows)

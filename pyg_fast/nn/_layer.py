@@ -162,14 +162,7 @@ class Fused(FusedLayer):
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
             self._fused_note('a sparse matrix' if sparse else 'arguments that no kernel takes')
-        # Under a function transform and in inference mode PyG's EdgeIndex raises errors.
-        if isinstance(edge_index, EdgeIndex) and (
-            transforms_active() or torch.is_inference_mode_enabled()
-        ):
-            return edge_index.as_tensor()
-        if isinstance(edge_index, PreparedGraph):
-            return edge_index.to_edge_index()
-        return edge_index
+        return edges_for_pyg(edge_index)
 
     def _fused_note(self, reason: str) -> None:
         """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
@@ -211,8 +204,24 @@ def recast(module: Module, cls: Any) -> Any:
     return out
 
 
-def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] | None:
+def edges_for_pyg(edge_index: Adj) -> Any:
+    """The edges in a form that PyG's own code takes. Under a function transform and in inference
+    mode PyG's EdgeIndex raises errors."""
+    if isinstance(edge_index, EdgeIndex) and (
+        transforms_active() or torch.is_inference_mode_enabled()
+    ):
+        return edge_index.as_tensor()
+    return edge_index.to_edge_index() if isinstance(edge_index, PreparedGraph) else edge_index
+
+
+def entries(
+    adj_t: Adj, num_src: int, num_dst: int, flow: str
+) -> tuple[Tensor, OptTensor] | None:
     """Edges and weights of a transposed sparse matrix, or None if PyG's code must run."""
+    if not isinstance(adj_t, SparseTensor) and not is_torch_sparse_tensor(adj_t):
+        return None
+    if torch.compiler.is_compiling() or flow != 'source_to_target':
+        return None
     if adj_t.size(0) != num_dst or adj_t.size(1) != num_src:
         return None
     value: OptTensor

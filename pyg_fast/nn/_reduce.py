@@ -61,21 +61,12 @@ def plus(out: Tensor, x: CBSR) -> Tensor:
 
 
 class MeanRequest(NamedTuple):
-    """The mean over neighbours, an operator."""
+    """The mean over neighbours, an operator, or its factors: :obj:`kind="inverse degree"`."""
 
     size: RequestedSize
     dtype: torch.dtype  # of sums
     flow: str
     kind: str = 'mean'
-
-
-class InverseDegreeRequest(NamedTuple):
-    """The factors of a mean."""
-
-    size: RequestedSize
-    dtype: torch.dtype  # of sums
-    flow: str
-    kind: str = 'inverse degree'
 
 
 class Neighbours(NamedTuple):
@@ -149,7 +140,7 @@ class Neighbours(NamedTuple):
             return inverse_degree(graph.rowptr, dtype)
         size = self._size(graph.num_src, graph.num_dst)
         return derive(
-            self.edge_index, InverseDegreeRequest(size, acc_dtype(dtype), self.flow),
+            self.edge_index, MeanRequest(size, acc_dtype(dtype), self.flow, 'inverse degree'),
             lambda: inverse_degree(graph.rowptr, dtype),
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
-from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.loop import compute_loop_attr
 
@@ -25,7 +25,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.edge_scores import edge_and_loop_scores, edge_scores
 from ..ops.edge_sums import Selected, edge_sums
-from ..ops.gat import ScoredGAT, attend
+from ..ops.gat import GAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
@@ -94,11 +94,7 @@ class _FusedAttention(Fused):
         run."""
         num_src, num_dst = src.size(0), dst.size(0)
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
-                return None
-            if torch.compiler.is_compiling() or self.flow != 'source_to_target':
-                return None
-            found = entries(edge_index, num_src, num_dst)
+            found = entries(edge_index, num_src, num_dst, self.flow)
             if found is None:
                 return None
             edge_index, _ = found
@@ -273,13 +269,13 @@ class FusedGATConv(_FusedAttention, GATConv):
                 edge_index, edge_attr, graph, args.num_loops, acc
             )
         bias = self._fused_bias(out_dtype)
-        others = alpha_edge, alpha_loop, bias, args
+        others = alpha_edge, alpha_loop, bias
         if same:
-            out = ScoredGAT.apply(mapped, att_src, att_dst, *others)
+            out = GAT.apply(mapped, att_src, att_dst, *others, (args, True))
         else:
             (alpha_src,) = attention_scores(mapped, att_src)
             (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), att_dst)
-            out = attend(mapped, alpha_src, alpha_dst, *others)
+            out = attend(mapped, alpha_src, alpha_dst, *others, args)
         return self._finished(out, res, bias is not None)
 
     def _edge_scores(

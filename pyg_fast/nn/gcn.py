@@ -10,7 +10,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
-from torch_geometric.utils import is_torch_sparse_tensor
 
 from .._lazy import lazy
 from ..graph._cache import outside_inference_mode
@@ -247,12 +246,8 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         elif keep and self._cached_adj_t is not None:
             edge_index, edge_weight, normalize = self._cached_adj_t, None, False
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
-                return None
-            if torch.compiler.is_compiling() or self.flow != 'source_to_target':
-                return None
             loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
-            of_matrix = entries(edge_index, num_nodes, num_nodes)
+            of_matrix = entries(edge_index, num_nodes, num_nodes, self.flow)
             # PyG's code rejects or ignores an `edge_weight` beside a matrix.
             if of_matrix is None or edge_weight is not None:
                 return None
@@ -266,7 +261,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         if edge_weight is not None:
             if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
                 return None
-            _check_weight(edge_weight, edge_index, x)
+            check_weight(edge_weight, edge_index, x)
             wide = torch.promote_types(edge_weight.dtype, x.dtype)
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
@@ -365,7 +360,7 @@ class _Edges(NamedTuple):
     fill_value: float
 
 
-def _check_weight(edge_weight: Tensor, edge_index: Tensor, x: Tensor | CBSR) -> None:
+def check_weight(edge_weight: Tensor, edge_index: Tensor, x: Tensor | CBSR) -> None:
     """Raises unless there is a weight for each edge, on the device of the features."""
     if edge_weight.size(0) != edge_index.size(1):
         raise ValueError(

@@ -13,12 +13,12 @@ from torch_geometric.nn.aggr import Aggregation, StdAggregation
 from torch_geometric.typing import Adj, Size
 
 from ..graph.graph import graph_of
-from ..graph.prepared_graph import PreparedGraph, has_list
+from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs
-from ..ops._transforms import transforms_active, transforms_traced
+from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
 from . import _direct
 from ._checks import (
@@ -32,7 +32,7 @@ from ._checks import (
     why_not_arguments,
     why_not_message,
 )
-from ._layer import FusedLayer
+from ._layer import FusedLayer, edges_for_pyg
 from ._marked import Marks
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS
@@ -186,14 +186,8 @@ class FusedPropagate(FusedLayer):
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {error}"
                 ) from error
-        if isinstance(edge_index, EdgeIndex) and (
-            transforms_active() or torch.is_inference_mode_enabled()
-        ):
-            edge_index = edge_index.as_tensor()
-        elif isinstance(edge_index, PreparedGraph):
-            edge_index = edge_index.to_edge_index()
         kwargs = _pairs_of(self, kwargs)
-        return super().propagate(edge_index, size=size, **kwargs)
+        return super().propagate(edges_for_pyg(edge_index), size=size, **kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
         """The result of :meth:`propagate`, or :class:`Fallback`."""

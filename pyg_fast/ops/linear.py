@@ -15,20 +15,8 @@ _MANY = 1 << 22
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""As :func:`torch.nn.functional.linear` for a matrix, unchecked; on CUDA the gradient of a
-    bias of many rows is a sum of our own.
-
-    .. math::
-        \mathbf{Y} = \mathbf{X} \mathbf{W}^{\top} + \mathbf{b}
-
-    Args:
-        x (Tensor): Features :math:`(N, F_{in})`.
-        weight (Tensor): :math:`\mathbf{W}` of shape :math:`(F_{out}, F_{in})`.
-        bias (Tensor): :math:`\mathbf{b}` of shape :math:`(F_{out})`.
-
-    Returns:
-        Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`.
-    """
+    """As :func:`torch.nn.functional.linear` for a matrix, unchecked; on CUDA the gradient of a
+    bias of many rows is a sum of our own."""
     return linears(x, (weight,), (bias,))[0]
 
 

@@ -11,6 +11,7 @@ from ...graph.graph import graph_of, has_loops
 from ...graph.prepared_graph import PreparedGraph, list_of
 from ...graph.signature import signature_of
 from ...ops._edges import check_edge_index
+from ...ops._numbers import check_number
 from ...sparse.graph import CHUNK, Graph, loop_counts, usual_group_size
 from ...sparse.to_csr import csr_rows, to_csr, transpose_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of
@@ -66,10 +67,7 @@ def execution_paths(
             :obj:`num_layers` is below one, or paths cannot stand without the graph.
         IndexError: If the graph holds a node that :obj:`mask` does not have.
     """
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int):
-        raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
-    if num_layers < 1:
-        raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+    check_number('num_layers', num_layers, 1)
     if not keep_graph:
         if not forward:
             raise ValueError(

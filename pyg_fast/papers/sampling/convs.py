@@ -20,7 +20,7 @@ from ...nn._aggregated import AggregatedInput
 from ...nn._layer import Mixin, autocast_dtype
 from ...nn._modules import is_plain_linear
 from ...nn._reduce import Neighbours
-from ...nn.gcn import check_rows, listed_norm
+from ...nn.gcn import check_rows, check_weight, listed_norm
 from ...ops._checks import check_device
 from ...ops.cbsr import CBSR
 from ...ops.linear_product import aggregates_first, takes_gradient
@@ -300,7 +300,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
             given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
             if given is not None:
                 if edge_weight is not None:
-                    edge_weight = _taken(edge_weight, edge_index, given[1])
+                    check_weight(edge_weight, edge_index, edge_index)
+                    edge_weight = edge_weight[given[1]]
                 edge_index = given[0]
         with self._without_cache():
             sampling, cached = self._degree_sampling(), self._cached_norm or {}
@@ -338,15 +339,6 @@ def _of_sampled_edges(norm: GCNNorm, sampling: Sampling, dtype: torch.dtype) -> 
         row_scale = weight if row_scale is None else weight * row_scale
     part = norm.operator._replace(graph=sampled_graph(graph, sampling), row_scale=row_scale)
     return norm._replace(operator=part)
-
-
-def _taken(edge_weight: Tensor, edge_index: Tensor, at: Tensor) -> Tensor:
-    if edge_weight.size(0) != edge_index.size(1):
-        raise ValueError(
-            f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
-        )
-    check_device(edge_weight, edge_index, 'edge_weight')
-    return edge_weight[at]
 
 
 class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
