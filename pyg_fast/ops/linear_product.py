@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ..sparse.operator import SparseOperator
 from ._library import ops
-from ._numbers import acc_dtype
 from ._saved import Context, save, saved
 from .column_sums import column_sums
-from .path import ALL_ROWS, Rectify, Rows, Watch, expanded, no_result_in_place, spread
+from .path import ALL_ROWS, Rectify, Rows, Watch, expanded, no_result_in_place
 from .product import placed_product, product, raw_product
 from .row_blocks import RowBlock, column_tiles
 
@@ -47,12 +46,13 @@ class Plan(NamedTuple):
     """The edges and rows of a layer.
 
     :obj:`part` is the operator of the backward pass, between the rows :obj:`src` and :obj:`dst`:
-    that of all nodes, or an execution path's part of it; :obj:`None` if the features are a constant
-    that is aggregated already. :obj:`whole` is the operator of all nodes if the forward pass needs
-    it in addition to a part. Inputs and outputs have a row per node unless they are :obj:`compact`;
-    :obj:`fill` is the value of rows that are not computed, and :obj:`watch` checks their gradients.
-    :obj:`out_acc` as in :func:`~pyg_fast.ops.product.product`. With :obj:`parts` the operator is
-    that of all nodes, or of a path with :obj:`forward` and a compact result.
+    that of all nodes, or an execution path's part of it; :obj:`None` if the features of all nodes
+    are a constant that is aggregated already. :obj:`whole` is the operator of all nodes if the
+    forward pass needs it in addition to a part. Inputs and outputs have a row per node unless they
+    are :obj:`compact`; :obj:`fill` is the value of rows that are not computed, and :obj:`watch`
+    checks their gradients. :obj:`out_acc` as in :func:`~pyg_fast.ops.product.product`. With
+    :obj:`parts` the operator is that of all nodes, or of a path with :obj:`forward` and a compact
+    result.
     """
 
     part: SparseOperator | None
@@ -129,7 +129,7 @@ def _forward(
         return _forward_in_parts(x, weight, bias, root_weight, plan, plan.parts), None
     if plan.part is None:
         assert weight is not None
-        return _forward_of_aggregated(x, weight, bias, plan), x
+        return F.linear(x, weight, bias), x
     op = plan.part if plan.whole is None else plan.whole
     sent = x if plan.compact_in or plan.whole is not None else plan.src.of(x)
     aggregated = None
@@ -152,18 +152,6 @@ def _forward(
     return out, aggregated
 
 
-def _forward_of_aggregated(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
-    """The linear map of aggregated features, whose rows are those of the plan if compact."""
-    if plan.out_acc:
-        out = F.linear(x, weight).to(acc_dtype(x.dtype))
-        out = out if bias is None else out + bias
-    else:
-        out = F.linear(x, weight, bias)
-    if plan.compact_in and not plan.compact_out and plan.dst.position is not None:
-        return spread(out, plan.dst, plan.fill)
-    return out
-
-
 class LinearProduct(torch.autograd.Function):
     """Its backward consists of products, so it is differentiable."""
 
@@ -179,9 +167,9 @@ class LinearProduct(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         out, aggregated = _forward(x, weight, bias, root_weight, plan, (needs_x, needs_weight))
-        in_parts, constant = plan.parts is not None, plan.part is None
-        has_whole = plan.whole is not None or (constant and not plan.compact_in)
-        ctx.order = aggregated is not None, has_whole, in_parts
+        is_constant = plan.part is None
+        has_whole = is_constant or plan.whole is not None
+        ctx.order = aggregated is not None, has_whole, plan.parts is not None
         ctx.compact = plan.compact_in, plan.compact_out
         if plan.parts is not None:
             save(ctx, x, weight, root_weight, out if plan.parts.rectify is not None else None, plan)
@@ -189,7 +177,7 @@ class LinearProduct(torch.autograd.Function):
         # Save only what the backward pass reads: the part, and on a path its rows.
         rows = () if plan.dst is ALL_ROWS else (plan.src, plan.dst, plan.watch)
         kept = aggregated if needs_weight else None
-        save(ctx, x, None if constant else weight, root_weight, kept, plan.part, *rows)
+        save(ctx, x, None if is_constant else weight, root_weight, kept, plan.part, *rows)
         return out
 
     @staticmethod
@@ -221,8 +209,7 @@ class LinearProduct(torch.autograd.Function):
                     aggregated = product(op, sent())
                 elif has_whole:
                     aggregated = dst.of(aggregated)
-                wide = grad if grad.dtype == aggregated.dtype else grad.to(aggregated.dtype)
-                grad_weight = wide.t() @ aggregated
+                grad_weight = grad.t() @ aggregated
             if needs_x:
                 grad_x = placed_product(op.t(), grad @ weight, to)
         elif needs_x or needs_weight:

@@ -77,7 +77,7 @@ class Watch(NamedTuple):
 
 def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
     """Adds zeros for all other nodes."""
-    return _filled(x, rows, 0.0) if create_graph else spread(x, rows, 0.0)
+    return _filled(x, rows, 0.0) if create_graph else _spread(x, rows, 0.0)
 
 
 def _filled(x: Tensor, rows: Rows, fill: float) -> Tensor:
@@ -94,7 +94,7 @@ def no_result_in_place() -> bool:
     return torch.compiler.is_compiling()
 
 
-def spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
+def _spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
     """The rows of all nodes, those that do not exist filled with a number; no gradient."""
     assert rows.position is not None
     num_nodes = rows.position.size(0)
@@ -120,7 +120,7 @@ class Expand(torch.autograd.Function):
         ctx: Context, x: Tensor, rows: Rows, fill: float, watch: Watch | None
     ) -> Tensor:
         save(ctx, rows, watch)
-        return spread(x, rows, fill)
+        return _spread(x, rows, fill)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,6 +1,7 @@
 """What layers on execution paths share: which path runs, and how a layer is described on it."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric import EdgeIndex
@@ -17,7 +18,9 @@ from ...nn._aggregated import (
     stand_in,
 )
 from ...nn._modules import mixes_nodes
+from ...ops._numbers import acc_dtype
 from ...ops.linear_product import LinearAggregation, Plan, linear_product
+from ...ops.path import expand
 from ...sparse.operator import SparseOperator
 from .execution_path import ExecutionPath
 
@@ -245,16 +248,23 @@ def linear_on_path(
     out_acc: bool = False,
 ) -> Tensor:
     """The linear maps of an input that is already aggregated."""
+
+    def map_rows(x: Tensor, weight: Tensor, bias: Tensor | None, watches: bool) -> Tensor:
+        x = x.to(weight.dtype)
+        if path.forward:
+            return F.linear(x, weight, bias)
+        # The gradients cover only some rows.
+        plan = Plan(None, dst=path.dst, watch=path.watch() if watches else None)
+        return linear_product(x, weight, bias, plan)
+
     rows, root = rows_on_path(given, path)
-    compact_out = path.forward and compact_out
-    plan = Plan(
-        None, dst=path.dst, compact_in=path.forward, compact_out=compact_out, fill=fill_of(path),
-        out_acc=out_acc, watch=None if compact_out else path.watch(),
-    )  # fmt: skip
-    out = linear_product(rows.to(weight.dtype), weight, bias, plan)
-    if root_weight is None:
+    out = map_rows(rows, weight, None if out_acc else bias, True)
+    if out_acc:
+        out = out.to(acc_dtype(out.dtype))
+        out = out if bias is None else out + bias
+    if root_weight is not None:
+        assert root is not None
+        out = out + map_rows(root, root_weight, None, False)
+    if not path.forward or compact_out:
         return out
-    assert root is not None
-    # One of the maps counts lost gradients.
-    root = root.to(root_weight.dtype)
-    return out + linear_product(root, root_weight, None, plan._replace(watch=None))
+    return expand(out, path.dst, fill_of(path), path.watch())
