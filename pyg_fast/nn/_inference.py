@@ -1,7 +1,7 @@
 """Evaluation of all nodes, layer by layer, with bounded memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,11 +21,14 @@ _SORT = 1 << 16  # bytes that sorting groups takes, however few
 _SORTED = 24  # and of each: keys and numbers, twice
 
 
+_RowFunction: TypeAlias = Callable[[Tensor], Tensor]  # a module, or a function of each row
+
+
 class _Layer(NamedTuple):
     """A layer, what follows it up to the next layer, and its sizes."""
 
     conv: MessagePassing
-    after: tuple[Callable[[Tensor], Tensor], ...]
+    after: tuple[_RowFunction, ...]
     op: SparseOperator
     with_root: bool
     weight_dtype: torch.dtype | None
@@ -47,7 +50,7 @@ class _Memory(NamedTuple):
 
 @torch.no_grad()
 def inference(
-    layers: Sequence[Callable[[Tensor], Tensor]],
+    layers: Sequence[_RowFunction],
     x: Tensor,
     edge_index: Tensor,
     edge_weight: OptTensor = None,
@@ -123,7 +126,7 @@ def inference(
     return h
 
 
-def _device_of(layers: Sequence[Any], x: Tensor) -> torch.device:
+def _device_of(layers: Sequence[_RowFunction], x: Tensor) -> torch.device:
     for layer in layers:
         if isinstance(layer, Module):
             for parameter in layer.parameters():
@@ -141,11 +144,11 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _stack(
-    layers: Sequence[Any], x: Tensor, edge_index: Tensor, edge_weight: OptTensor
-) -> tuple[list[Any], list[_Layer]]:
+    layers: Sequence[_RowFunction], x: Tensor, edge_index: Tensor, edge_weight: OptTensor
+) -> tuple[list[_RowFunction], list[_Layer]]:
     """What precedes the first layer, and the layers."""
-    first: list[Any] = []
-    found: list[tuple[Any, list[Any]]] = []
+    first: list[_RowFunction] = []
+    found: list[tuple[AggregatesInput, list[_RowFunction]]] = []
     for k, layer in enumerate(layers):
         if isinstance(layer, AggregatesInput):
             if not is_plain(layer):
@@ -193,7 +196,8 @@ def _stack(
 
 
 def _mapped(
-    conv: MessagePassing, aggregated: Tensor, root: OptTensor, weight_dtype: Any, edge_index: Tensor
+    conv: MessagePassing, aggregated: Tensor, root: OptTensor, weight_dtype: torch.dtype | None,
+    edge_index: Tensor,
 ) -> Tensor:
     """A layer on rows whose neighbours are already summed."""
     given = AggregatedInput(
@@ -361,7 +365,7 @@ def _block_on(block: RowBlock, op: SparseOperator, device: torch.device) -> Spar
     if graph.col.device == device:
         return block.of(op)
 
-    def moved(t: Any) -> Any:
+    def moved(t: OptTensor) -> OptTensor:
         return None if t is None else t.to(device, non_blocking=True)
 
     part = block.of(op._replace(col_scale=None))

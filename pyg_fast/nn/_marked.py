@@ -2,12 +2,13 @@
 gathers and aggregates, see :mod:`~pyg_fast.message._markers`."""
 
 import inspect
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
+from torch_geometric.inspector import Signature
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import degree
@@ -21,18 +22,30 @@ from ._reduce import combined
 _STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
 
 
+class Arguments(NamedTuple):
+    """The arguments of the `message` and `update` of a layer."""
+
+    signatures: tuple[Signature, Signature, str]  # of `message` and `update`, and the flow
+    refused: str | None
+    other: dict[str, None]  # placeholders, which the message does not read
+    structure: tuple[str, ...]  # for a softmax
+    ends: tuple[tuple[tuple[str, str], str, int, object], ...]  # key, name, dimension, default
+    rest: tuple[tuple[str, object], ...]
+    update: tuple[tuple[str, object], ...]
+
+
 class Marks(NamedTuple):
     """What a layer's `propagate` reads, found before :func:`torch.compile` traces it."""
 
     flow: str
-    arguments: Any  # of its `message` and `update`
+    arguments: Arguments
     aggr: type
     reduces: tuple[str, ...]  # of each part of the aggregation
     in_export: bool = False  # whether exported programs have the marks, too
 
 
 def propagate(
-    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
+    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, object]
 ) -> Tensor | None:
     """The result of `propagate` with marks, or None where PyG's code must run."""
     aggr = conv.aggr_module
@@ -48,7 +61,7 @@ def propagate(
     num_edges = edges.size(1)
     sizes = [None, None] if size is None else list(size)
     arguments = marks.arguments
-    given: dict[str, Any] = dict(arguments.other)
+    given: dict[str, object] = dict(arguments.other)
     has_source = False
     for (role, argument), name, dim, default in arguments.ends:
         value = kwargs.get(name, default)

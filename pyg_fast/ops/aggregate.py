@@ -1,6 +1,6 @@
 """Sums by scattering over unsorted edges."""
 
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -57,7 +57,13 @@ def scatter_sum(
     return SpMMCOO.apply(x, value, constants, True)
 
 
-def _scatter(x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool) -> Tensor:
+# `edge_index`, scales of rows and columns, diagonal, `num_dst`, `reverse`, `drop_loops`.
+_Constants: TypeAlias = tuple[
+    Tensor, Tensor | None, Tensor | None, Tensor | None, int, bool, bool
+]
+
+
+def _scatter(x: Tensor, value: Tensor | None, constants: _Constants, check: bool) -> Tensor:
     """The kernel, without gradient."""
     edges, row_scale, col_scale, diag, num_dst, reverse, drop_loops = constants
     size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
@@ -83,7 +89,7 @@ class SpMMCOO(torch.autograd.Function):
     # One argument for all constants: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
+        ctx: Context, x: Tensor, value: Tensor | None, constants: _Constants, check: bool
     ) -> Tensor:
         needs_x, needs_value = ctx.needs_input_grad[:2]
         constants = kernel_index(constants[0]), *constants[1:]

@@ -1,6 +1,5 @@
 """The symmetric normalisation of a GCN over unsorted edges."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,7 +115,7 @@ def _degree(
     degree, last, counts, chunk_loops = ops.gcn_degree(
         edges, weight, num_nodes, drop_loops, reverse
     )  # fmt: skip
-    num_invalid: Any = counts[0]
+    num_invalid: Tensor | int = counts[0]
     num_loops = None
     if not torch.compiler.is_compiling() and not counts.is_meta and (wait or not counts.is_cuda):
         num_invalid, num_loops = counts.tolist()  # one synchronisation

@@ -1,6 +1,6 @@
 """Products of a sparse operator with features: the choice of kernel, and the gradients."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -308,13 +308,18 @@ def _dense_shares(features: Tensor) -> tuple[float, float]:
     return forward, backward
 
 
+# The operator, the columns of the stored values, the number of columns, and `out_acc`.
+_Constants: TypeAlias = tuple[SparseOperator, Tensor, int, bool]
+
+
 class CBSRProduct(torch.autograd.Function):
-    """The SpGEMM of MaxK-GNN. `constants`: the operator, the columns, their number, `out_acc`."""
+    """The SpGEMM of MaxK-GNN."""
 
     @staticmethod
     def forward(
-        ctx: Context, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
-    ) -> Tensor:
+        ctx: Context, values: Tensor, value: Tensor | None, bias: Tensor | None,
+        constants: _Constants,
+    ) -> Tensor:  # fmt: skip
         op, columns, num_columns, out_acc = constants
         ctx.dtype = values.dtype
         save(ctx, values if ctx.needs_input_grad[1] else None, value, constants)
@@ -343,7 +348,7 @@ class SSpMM(torch.autograd.Function):
     """The gradient of the values: a product with the transpose, only at their columns."""
 
     @staticmethod
-    def forward(ctx: Context, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
+    def forward(ctx: Context, grad: Tensor, value: Tensor | None, constants: _Constants) -> Tensor:
         op, columns, num_columns, _ = constants
         save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
         graph, ordered = op.graph, _is_ordered(grad)
@@ -388,7 +393,7 @@ class CBSRSDDMM(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, dense: Tensor, values: Tensor, constants: Any, num_values: int
+        ctx: Context, dense: Tensor, values: Tensor, constants: _Constants, num_values: int
     ) -> Tensor:
         op, columns = constants[:2]
         save(ctx, dense, values, constants)
