@@ -1,6 +1,5 @@
 """What layers on execution paths share: which path runs, and how a layer is described on it."""
 
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -192,7 +191,7 @@ class PathPrepared(AggregatesInput):
 
     def _aggregated_input_on(
         self,
-        x: Any,
+        x: Tensor,
         edge_index: Adj,
         edge_weight: OptTensor,
         path: ExecutionPath | None,
