@@ -8,6 +8,7 @@ from torch import Tensor
 from ..sparse.to_csr import counts_in_int64
 from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
+from ._numbers import adds_in_order
 from ._reference import messages
 from ._saved import Context, save, saved
 from ._transforms import transforms_active
@@ -67,7 +68,7 @@ def _scatter(x: Tensor, value: Tensor | None, constants: _Constants, check: bool
     """The kernel, without gradient."""
     edges, row_scale, col_scale, diag, num_dst, reverse, drop_loops = constants
     size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
-    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
+    if adds_in_order(x):
         index64 = counts_in_int64(edges.size(1))
         *csr, invalid = ops.to_csr.default(edges, *size, reverse, index64, drop_loops, check)
         if check:

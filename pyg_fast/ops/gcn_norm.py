@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from ..sparse.to_csr import to_csr
 from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
-from ._numbers import acc_dtype
+from ._numbers import acc_dtype, adds_in_order
 from ._saved import Context, save, saved
 
 LOOP_CHUNK = 128  # edges per self-loop count of gcn_degree: csrc/params/gcn_norm.h
@@ -122,7 +122,7 @@ def _degree(
     check_invalid(edge_index, num_invalid, (num_nodes, num_nodes), wait)
     if weight is None or not drop_loops or num_loops == 0:
         last = None
-    if weight is not None and weight.is_cuda and torch.are_deterministic_algorithms_enabled():
+    if weight is not None and adds_in_order(weight):
         csr = to_csr(
             edges, num_nodes, num_nodes, by='src' if reverse else 'dst', drop_loops=drop_loops
         )  # fmt: skip

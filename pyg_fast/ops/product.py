@@ -12,7 +12,7 @@ from . import cbsr_spmm as cbsr_spmm
 from . import sampled_spmm as sampled_spmm
 from . import spmm as spmm
 from ._library import ops, reference
-from ._numbers import acc_dtype
+from ._numbers import acc_dtype, adds_in_order
 from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
@@ -278,11 +278,7 @@ def needs_transpose(cbsr: CBSR) -> bool:
     """Whether the backward pass to the values reads the transposed graph."""
     if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
         return False
-    return _is_ordered(cbsr.values) or _is_dense_backward(cbsr.values, cbsr.k, cbsr.num_columns)
-
-
-def _is_ordered(values: Tensor) -> bool:
-    return values.is_cuda and torch.are_deterministic_algorithms_enabled()
+    return adds_in_order(cbsr.values) or _is_dense_backward(cbsr.values, cbsr.k, cbsr.num_columns)
 
 
 def _is_dense_forward(values: Tensor, num_columns: int, num_edges: int) -> bool:
@@ -351,7 +347,7 @@ class SSpMM(torch.autograd.Function):
     def forward(ctx: Context, grad: Tensor, value: Tensor | None, constants: _Constants) -> Tensor:
         op, columns, num_columns, _ = constants
         save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
-        graph, ordered = op.graph, _is_ordered(grad)
+        graph, ordered = op.graph, adds_in_order(grad)
         dense = (
             graph.t_rowptr is not None and _is_dense_backward(grad, columns.size(1), num_columns)
         )

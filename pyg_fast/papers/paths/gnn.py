@@ -121,7 +121,9 @@ class PathPreparedGNN(Module):
         self.dropout = dropout
         self.act = activation_resolver(act) if act is not None else None
         self.supports_edge_weight = CONVS[conv]._takes_edge_weight
-        self.convs = ModuleList(_conv(conv, *pair, **kwargs) for pair in pairwise(self._widths))
+        self.convs = ModuleList(
+            _conv(conv, fin, fout, **kwargs) for fin, fout in pairwise(self._widths)
+        )
         self._last_paths: tuple[tuple[object, ...], list[ExecutionPath]] | None = None
         self.norms = ModuleList()
         for _ in range(num_layers - 1 if norm is not None else 0):
