@@ -147,13 +147,44 @@ def _stack(
     layers: Sequence[_RowFunction], x: Tensor, edge_index: Tensor, edge_weight: OptTensor
 ) -> tuple[list[_RowFunction], list[_Layer]]:
     """What precedes the first layer, and the layers."""
+    first, convs = _by_layer(layers)
+    sample = x[:0]
+    for function in first:
+        sample = function(sample)
+    stack = []
+    for conv, after in convs:
+        on = stand_in(sample.new_empty(x.size(0), 0, device=edge_index.device), edge_index)
+        described = conv._input_plan(on, edge_index, edge_weight)
+        if described is None:
+            reason = conv._last_run or 'arguments that no kernel takes'
+            raise ValueError(
+                f"'layers' must be aggregated by kernels, but PyG's code would run in "
+                f'{type(conv).__name__}: {reason}'
+            )
+        plan, with_root, weight_dtype = described
+        at = next((p.device for p in conv.parameters()), sample.device)
+        out = _mapped(conv, sample.to(at), sample.to(at), weight_dtype, edge_index)
+        for function in after:
+            out = function(out)
+        stack.append(_Layer(
+            conv, tuple(after), plan.part, with_root, weight_dtype, sample.size(1), out.size(1),
+            sample.dtype, out.dtype,
+        ))  # fmt: skip
+        sample = out
+    return first, stack
+
+
+def _by_layer(
+    layers: Sequence[_RowFunction]
+) -> tuple[list[_RowFunction], list[tuple[AggregatesInput, list[_RowFunction]]]]:
+    """What precedes the first layer, and each layer with what follows it."""
     first: list[_RowFunction] = []
-    found: list[tuple[AggregatesInput, list[_RowFunction]]] = []
+    convs: list[tuple[AggregatesInput, list[_RowFunction]]] = []
     for k, layer in enumerate(layers):
         if isinstance(layer, AggregatesInput):
             if not is_plain(layer):
                 raise ValueError(f"'layers[{k}]' must have no hooks or patches")
-            found.append((layer, []))
+            convs.append((layer, []))
             continue
         if isinstance(layer, MessagePassing):
             raise TypeError(
@@ -166,33 +197,10 @@ def _stack(
                 f"'layers[{k}]' must compute each row separately, but {type(part).__name__} "
                 'computes over all nodes'
             )
-        (found[-1][1] if found else first).append(layer)
-    if not found:
+        (convs[-1][1] if convs else first).append(layer)
+    if not convs:
         raise TypeError("'layers' must hold a GCN, SAGE or GIN layer of ours, got none")
-    sample = x[:0]
-    for function in first:
-        sample = function(sample)
-    stack = []
-    for conv, after in found:
-        on = stand_in(sample.new_empty(x.size(0), 0, device=edge_index.device), edge_index)
-        made = conv._input_plan(on, edge_index, edge_weight)
-        if made is None:
-            reason = conv._last_run or 'arguments that no kernel takes'
-            raise ValueError(
-                f"'layers' must be aggregated by kernels, but PyG's code would run in "
-                f'{type(conv).__name__}: {reason}'
-            )
-        plan, with_root, weight_dtype = made
-        at = next((p.device for p in conv.parameters()), sample.device)
-        out = _mapped(conv, sample.to(at), sample.to(at), weight_dtype, edge_index)
-        for function in after:
-            out = function(out)
-        stack.append(_Layer(
-            conv, tuple(after), plan.part, with_root, weight_dtype, sample.size(1), out.size(1),
-            sample.dtype, out.dtype,
-        ))  # fmt: skip
-        sample = out
-    return first, stack
+    return first, convs
 
 
 def _mapped(

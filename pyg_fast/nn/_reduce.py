@@ -329,7 +329,9 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
             semi_grad = parts[0].var_aggr.semi_grad
         also = sums if SumAggregation in kinds else means if MeanAggregation in kinds else None
         var, other = reduce_var(means, x, semi_grad, also)
-        of[VarAggregation], of[StdAggregation] = var, std_of(var)
+        of[VarAggregation] = var
+        if StdAggregation in kinds:
+            of[StdAggregation] = std_of(var)
         if other is not None:
             of[SumAggregation if also is sums else MeanAggregation] = other
     elif SumAggregation in kinds:

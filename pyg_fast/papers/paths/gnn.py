@@ -336,8 +336,7 @@ class PathPreparedGNN(Module):
         )  # fmt: skip
 
     def _is_relu(self) -> bool:
-        act = self.act
-        return type(act) is ReLU and is_plain(act)
+        return type(self.act) is ReLU and is_plain(self.act)
 
     def _rectifies(self, k: int) -> bool:
         """Whether a ReLU, and dropout, directly follow the sum of a layer."""
@@ -372,9 +371,11 @@ class PathPreparedGNN(Module):
             call.recomputes and conv._maps_linearly and (path is None or path.forward)
         )
         if runs is not None or streams:
+            if staged and x.requires_grad:
+                raise ValueError("'x' in host memory must not require a gradient")
+            x, rows, runs = self._rows_for(conv, x, rows, call, path, runs)
             way = _Way(path, runs, how, staged, streams)
-            x, rows, runs = self._rows_for(conv, x, rows, call, way)
-            out, done = self._described(conv, x, rows, call, way._replace(runs=runs))
+            out, done = self._described(conv, x, rows, call, way)
             if out is not None:
                 return out, _EVERY if runs is None else runs.dst, done
             self._check_on_device(conv, x, call)
@@ -382,14 +383,14 @@ class PathPreparedGNN(Module):
 
     @staticmethod
     def _rows_for(
-        conv: MessagePassing, x: Tensor, rows: Rows, call: Call, way: '_Way'
-    ) -> tuple[Tensor, Rows, ExecutionPath | None]:
-        """The features with the rows that the layer reads, these rows, and the path it runs on."""
-        path, runs, edge_index = way.path, way.runs, call.edge_index
-        if way.staged and x.requires_grad:
-            raise ValueError("'x' in host memory must not require a gradient")
+        conv: MessagePassing, x: Tensor, rows: Rows, call: Call, path: ExecutionPath | None,
+        runs: ExecutionPath | None,
+    ) -> tuple[Tensor, Rows, ExecutionPath | None]:  # fmt: skip
+        """The features with the rows that the layer reads, these rows, and :obj:`runs`, or None if
+        the layer does not run on its path."""
         if path is not None and rows.nodes is None:
-            if conv._choose_path(path, _stand_in(x, edge_index, path), edge_index) is None:
+            given = _stand_in(x, call.edge_index, path)
+            if conv._choose_path(path, given, call.edge_index) is None:
                 runs = None
         elif path is not None and not torch.compiler.is_compiling():
             path.check_noted()
@@ -498,8 +499,7 @@ class PathPreparedGNN(Module):
         key = mask_signature_of(mask), signature_of(edge_index), weighted, edge_index.device
         if self._last_paths is None or self._last_paths[0] != key:
             self._last_paths = None  # Free the old paths first.
-            paths = execution_paths(edge_index, mask, self.num_layers, weighted)
-            self._last_paths = key, paths
+            self._last_paths = key, execution_paths(edge_index, mask, self.num_layers, weighted)
         return self._last_paths[1]
 
     def reset_paths(self) -> None:
@@ -587,9 +587,7 @@ def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: object) -> PathPrepared:
     if CONVS[kind]._maps_linearly:
         return CONVS[kind](in_channels, out_channels, **kwargs)
-    mlp = Sequential(
-        Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels)
-    )
+    mlp = Sequential(Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels))
     return CONVS[kind](mlp, **kwargs)
 
 
