@@ -1,7 +1,7 @@
 """Inputs that are aggregated once, because they take no gradient and are the same in every step."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from ..ops.product import product
 from ..ops.row_blocks import tile_width
 from ._checks import why_not_layer
 from ._layer import Fused
+
+FeaturesT = TypeVar('FeaturesT')
 
 TILE = 32  # columns of features in host memory that are on the device at once
 
@@ -43,7 +45,7 @@ class AggregatedInput:
         aggregated: Tensor,
         root: Tensor | None,
         weight_dtype: torch.dtype | None,
-        options: tuple[Any, ...],
+        options: tuple[object, ...],
         num_edges: int,
         signature: tuple[int, ...] | None,
         nodes: Tensor | None = None,
@@ -75,7 +77,13 @@ class AggregatedInput:
             return self.aggregated.shape
         return torch.Size((self.num_nodes, self.aggregated.size(1)))
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self) -> torch.Size: ...
+
+    @overload
+    def size(self, dim: int) -> int: ...
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape of the input, or one of its sizes."""
         return self.shape if dim is None else self.shape[dim]
 
@@ -107,7 +115,7 @@ class AggregatedInput:
         entry = self._rows[1]
         return entry.value if entry.is_ready() else take(self.aggregated, rows)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, '_rows': None}
 
     def __repr__(self) -> str:
@@ -127,7 +135,7 @@ class AggregatesInput(Fused):
 
     _takes_edge_weight = False  # whether `forward` takes weights of edges after the edges
 
-    def _aggregation(self) -> tuple[Any, ...]:
+    def _aggregation(self) -> tuple[object, ...]:
         """The options that an aggregated input depends on."""
         raise NotImplementedError
 
@@ -267,10 +275,9 @@ def check_same_graph(given: AggregatedInput, num_edges: int, same: bool) -> None
         )
 
 
-def stand_in(x: Any, beside: Any) -> Any:
+def stand_in(x: FeaturesT, beside: object) -> FeaturesT | Tensor:
     """Features to choose a kernel by: those in host memory stay there, beside a graph on a GPU."""
-    on_host = isinstance(x, Tensor) and x.device.type == 'cpu'
     device = getattr(beside, 'device', None)
-    if not on_host or device is None or device == x.device:
+    if not isinstance(x, Tensor) or x.device.type != 'cpu' or device in (None, x.device):
         return x
     return x.new_empty(x.size(0), 0, device=device)

@@ -2,12 +2,13 @@
 gathers and aggregates, see :mod:`~pyg_fast.message._markers`."""
 
 import inspect
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
+from torch_geometric.inspector import Signature
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import degree
@@ -21,18 +22,30 @@ from ._reduce import combined
 _STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
 
 
+class Arguments(NamedTuple):
+    """The arguments of the `message` and `update` of a layer."""
+
+    signatures: tuple[Signature, Signature, str]  # of `message` and `update`, and the flow
+    refused: str | None
+    other: dict[str, None]  # placeholders, which the message does not read
+    structure: tuple[str, ...]  # for a softmax
+    ends: tuple[tuple[tuple[str, str], str, int, object], ...]  # key, name, dimension, default
+    rest: tuple[tuple[str, object], ...]
+    update: tuple[tuple[str, object], ...]
+
+
 class Marks(NamedTuple):
     """What a layer's `propagate` reads, found before :func:`torch.compile` traces it."""
 
     flow: str
-    arguments: Any  # of its `message` and `update`
+    arguments: Arguments
     aggr: type
     reduces: tuple[str, ...]  # of each part of the aggregation
     in_export: bool = False  # whether exported programs have the marks, too
 
 
 def propagate(
-    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
+    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, object]
 ) -> Tensor | None:
     """The result of `propagate` with marks, or None where PyG's code must run."""
     aggr = conv.aggr_module
@@ -45,10 +58,38 @@ def propagate(
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     edges = list_of(edge_index)
     index = edges[0], edges[1]
-    num_edges = edges.size(1)
     sizes = [None, None] if size is None else list(size)
-    arguments = marks.arguments
-    given: dict[str, Any] = dict(arguments.other)
+    given = _marked_arguments(conv, marks.arguments, kwargs, index, sizes, i)
+    if given is None:
+        return None
+    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
+    num_src = sizes[j] if sizes[j] is not None else sizes[i]
+    assert num_src is not None
+    assert num_dst is not None
+    for name in marks.arguments.structure:
+        given[name] = index[i] if name in _STRUCTURE else num_dst
+    graph = _graph(edge_index, i == 1, num_src, num_dst)
+    message = conv.message(**given)
+    if conv.node_dim not in (0, -message.dim()):
+        return None
+    csr = [graph.rowptr, graph.col]
+    if graph.t_rowptr is not None and graph.t_col is not None:
+        csr += [graph.t_rowptr, graph.t_col]
+    outs = [
+        _markers.aggregate(
+            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
+        ) for reduce in marks.reduces
+    ]  # fmt: skip
+    return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
+
+
+def _marked_arguments(
+    conv: MessagePassing, arguments: Arguments, kwargs: dict[str, object],
+    index: tuple[Tensor, Tensor], sizes: list[int | None], target: int,
+) -> dict[str, object] | None:  # fmt: skip
+    """The arguments of the message, values of nodes and edges with marks; None where PyG's code
+    must run. Notes the numbers of nodes in :obj:`sizes`."""
+    given: dict[str, object] = dict(arguments.other)
     has_source = False
     for (role, argument), name, dim, default in arguments.ends:
         value = kwargs.get(name, default)
@@ -74,30 +115,10 @@ def propagate(
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             return None
-        if isinstance(value, Tensor) and _is_of_edges(value, num_edges):
-            value = _markers.edge(value, index[i], name)
+        if isinstance(value, Tensor) and _is_of_edges(value, index[target].size(0)):
+            value = _markers.edge(value, index[target], name)
         given[name] = value
-    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
-    num_src = sizes[j] if sizes[j] is not None else sizes[i]
-    assert num_src is not None
-    assert num_dst is not None
-    for name in arguments.structure:
-        given[name] = index[i] if name in _STRUCTURE else num_dst
-    graph = _graph(edge_index, i == 1, num_src, num_dst)
-    message = conv.message(**given)
-    if conv.node_dim not in (0, -message.dim()):
-        return None
-    outs = []
-    csr = [graph.rowptr, graph.col]
-    if graph.t_rowptr is not None and graph.t_col is not None:
-        csr += [graph.t_rowptr, graph.t_col]
-    for reduce in marks.reduces:
-        outs.append(_markers.aggregate(
-            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
-        ))  # fmt: skip
-    return combined(
-        aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long)
-    )
+    return given
 
 
 def _is_of_edges(value: Tensor, num_edges: int) -> bool:

@@ -1,7 +1,7 @@
 """The GCN layer."""
 
 from contextlib import nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,8 +88,8 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     _base = GCNConv
     _takes_edge_weight = True
     _fused_own: ClassVar[tuple[str, ...]] = (*Fused._fused_own, '_cached_norm', '_cached_signature')
-    _cached_edge_index: Any
-    _cached_norm: dict[Any, GCNNorm] | None = None
+    _cached_edge_index: tuple[Tensor, OptTensor] | None
+    _cached_norm: dict[tuple[int, str] | None, GCNNorm] | None = None
     _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
 
     @classmethod

@@ -1,7 +1,7 @@
 """Checks of numbers and flags, and the dtype of sums."""
 
-
 import torch
+from torch import Tensor
 
 _BELOW = 2**63  # Kernels use int64.
 
@@ -29,6 +29,11 @@ def check_flag(name: str, flag: object) -> None:
     """Raises unless :obj:`flag` is a bool; 0 and 1 are allowed."""
     if not isinstance(flag, int):
         raise TypeError(f"'{name}' must be True or False, got {type(flag).__name__}")
+
+
+def adds_in_order(x: Tensor) -> bool:
+    """Whether kernels for a tensor must add in a fixed order, where they otherwise would not."""
+    return x.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
 def acc_dtype(dtype: torch.dtype) -> torch.dtype:

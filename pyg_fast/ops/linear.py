@@ -1,6 +1,5 @@
 """Linear maps with a bias."""
 
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,16 +56,18 @@ class Linears(torch.autograd.Function):
         x, weights = saved(ctx)
         needs, count = ctx.needs_input_grad, len(grads)
         alone = torch.is_grad_enabled() or any(g is not None and is_batched(g) for g in grads)
-        of_x: Any = None
+        of_x: Tensor | None = None
         of_params: list[Tensor | None] = [None] * (2 * count)
         for k, grad in enumerate(grads):
             if grad is None:
                 continue
-            if weights is not None and of_x is None:
+            if weights is None:
+                pass
+            elif of_x is None:
                 of_x = grad @ weights[k]
-            elif weights is not None and alone:  # not in place
+            elif alone:  # not in place
                 of_x = of_x + grad @ weights[k]
-            elif weights is not None:
+            else:
                 of_x.addmm_(grad, weights[k])
             if needs[1 + k]:
                 of_params[k] = grad.t() @ x

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..sparse.graph import Graph
 from ._library import fake, ops, reference
+from ._numbers import adds_in_order
 from ._reference import edge_list, messages
 from ._saved import Context, save, saved
 from ._transforms import transforms_active
@@ -44,7 +45,7 @@ class SpMMMax(torch.autograd.Function):
             )
             return grad_x, grad_value, None, None
         if ctx.needs_input_grad[0]:
-            if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
+            if adds_in_order(grad):
                 if t_rowptr is None:
                     raise RuntimeError(
                         'this graph was made without the transpose that a deterministic backward '

@@ -1,6 +1,5 @@
 """The layers on execution paths."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -237,7 +236,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         """The layer on a path as a linear map around an aggregation."""
         raise NotImplementedError
 
-    def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
+    def _alone(self, x: Tensor, path: ExecutionPath, compact: bool = False) -> Neighbours:
         """The input of a layer that runs on a path without the graph."""
         num_nodes = path.num_nodes if compact else x.size(0)
         to = Neighbours(x, x, None, num_nodes, self.flow)
@@ -401,7 +400,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
     def _of_neighbours(self, to: Neighbours) -> Tensor:
         return self.nn(self._combined(self._messages_of(to)))
 
-    def _alone(self, x: object, path: ExecutionPath, compact: bool = False) -> Neighbours:
+    def _alone(self, x: Tensor, path: ExecutionPath, compact: bool = False) -> Neighbours:
         # Under autocast PyG's result has the wider dtype of `eps`.
         if isinstance(x, Tensor) and x.is_floating_point():
             x = x.to(torch.promote_types(x.dtype, self.eps.dtype))
