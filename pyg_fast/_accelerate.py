@@ -1,7 +1,7 @@
 """Replaces a model's layers by ours, and back."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.nn import Module
@@ -108,7 +108,7 @@ def _check_model(model: object) -> None:
         raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
 
 
-def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
+def _layers(model: Module) -> Iterator[tuple[Module, LayerReport]]:
     _check_model(model)
     for name, module in model.named_modules():
         cls = type(module)

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.nn import Module
 from torch_geometric import EdgeIndex
@@ -14,16 +15,17 @@ from torch_geometric.data.data import BaseData
 from ._accelerate import accelerate
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
+from .nn.message_passing import FusedPropagate
 
 _WIDE = 512  # With fewer edges than pay for so many features, kernels do not run.
 
-ModelT = TypeVar('ModelT', bound=Module)
+Options: TypeAlias = dict[str, str | int | bool | Callable[..., object]]  # of Inductor
 
 
 def compile(
     model: Module, *, fullgraph: bool = False, dynamic: bool | None = None,
-    mode: str | None = None, options: dict[str, Any] | None = None,
-) -> Any:  # fmt: skip
+    mode: str | None = None, options: Options | None = None,
+) -> Module:  # fmt: skip
     r"""Accelerates the layers of a model and compiles it, with their messages as kernels.
 
     Short for :obj:`torch.compile(pyg_fast.accelerate(model), backend='pyg_fast', ...)`. The
@@ -54,9 +56,10 @@ def compile(
         ...     loss = model(batch.x, batch.edge_index).sum()
     """
     model = accelerate(model)
-    compiled: Any = torch.compile(
+    compiled = torch.compile(
         model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options
     )
+    assert isinstance(compiled, Module)
     layers = list(model.modules())
     prepare = partial(
         _prepare_graphs,
@@ -71,8 +74,9 @@ def compile(
 
 
 def _prepare_graphs(
-    module: Module, args: tuple[object, ...], kwargs: dict[str, Any], *, loops: bool, values: bool
-) -> None:
+    module: Module, args: tuple[object, ...], kwargs: dict[str, object], *, loops: bool,
+    values: bool,
+) -> None:  # fmt: skip
     """Prepares the graphs among the arguments of a call, once each."""
     if torch.compiler.is_compiling():
         return
@@ -81,7 +85,7 @@ def _prepare_graphs(
             prepare_for_compiled(edge_index, loops, values)
 
 
-def _graphs_in(arguments: Iterable[Any]) -> Iterator[EdgeIndex]:
+def _graphs_in(arguments: Iterable[object]) -> Iterator[EdgeIndex]:
     for value in arguments:
         if isinstance(value, EdgeIndex):
             yield value
@@ -94,9 +98,9 @@ def _graphs_in(arguments: Iterable[Any]) -> Iterator[EdgeIndex]:
 
 
 def backend(
-    module: torch.fx.GraphModule, examples: list[Any], *, mode: str | None = None,
-    options: dict[str, Any] | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+    module: torch.fx.GraphModule, examples: list[Tensor | torch.SymInt | int], *,
+    mode: str | None = None, options: Options | None = None,
+) -> Callable[..., object]:  # fmt: skip
     """The backend :obj:`'pyg_fast'` of :func:`torch.compile`: messages as kernels, then Inductor.
 
     Args:
@@ -113,13 +117,15 @@ def backend(
     replace_messages(module)
     patches = dict(list_mode_options(mode)) if mode else {}
     patches |= options or {}
-    compiled: Any = compile_fx(module, examples, config_patches=patches or None)
+    compiled = compile_fx(module, examples, config_patches=patches or None)
+    assert callable(compiled)
     return compiled
 
 
 def export(
-    model: Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *,
-    dynamic_shapes: Any = None, strict: bool = False, gradients: bool = False,
+    model: Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None, *,
+    dynamic_shapes: dict | tuple | list | None = None, strict: bool = False,
+    gradients: bool = False,
 ) -> ExportedProgram:  # fmt: skip
     r"""Accelerates the layers of a model and exports it, with their messages as kernels.
 
@@ -179,12 +185,14 @@ def _outputs(program: ExportedProgram) -> list[str]:
 
 @contextmanager
 def _marks_in_export(model: Module) -> Iterator[None]:
-    layers = [each for each in model.modules() if getattr(each, '_marks', None) is not None]
-    before: list[Any] = [layer._marks for layer in layers]
+    before = [
+        (layer, layer._marks) for layer in model.modules()
+        if isinstance(layer, FusedPropagate) and layer._marks is not None
+    ]  # fmt: skip
     try:
-        for layer, marks in zip(layers, before, strict=True):
+        for layer, marks in before:
             layer.__dict__['_marks'] = marks._replace(in_export=True)
         yield
     finally:
-        for layer, marks in zip(layers, before, strict=True):
+        for layer, marks in before:
             layer.__dict__['_marks'] = marks

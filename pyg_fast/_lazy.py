@@ -3,10 +3,9 @@ and those that pickles of earlier releases look for."""
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 
-def lazy(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+def lazy(package: str, homes: dict[str, str]) -> Callable[[str], object]:
     """The `__getattr__` of a module that offers names of other modules, imported at the first use.
 
     Args:
@@ -14,7 +13,7 @@ def lazy(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
         homes: The module of each name, relative to :obj:`pyg_fast`.
     """
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         if name not in homes:
             raise AttributeError(f'module {package!r} has no attribute {name!r}')
         return getattr(import_module(f'pyg_fast.{homes[name]}'), name)
@@ -22,6 +21,6 @@ def lazy(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
     return find
 
 
-def moved(home: str) -> Callable[[str], Any]:
+def moved(home: str) -> Callable[[str], object]:
     """The `__getattr__` of a module whose names are now those of another one."""
     return lambda name: getattr(import_module(f'pyg_fast.{home}'), name)

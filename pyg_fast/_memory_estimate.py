@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -229,9 +229,9 @@ class _FakeStep:
 
 def _watch_layers(model: PathPreparedGNN, live: '_Live') -> Callable[..., tuple[Tensor, Rows]]:
     """The model's hidden layers, telling which one runs, forward or backward."""
-    hidden = type(model)._hidden
+    hidden: Callable[..., tuple[Tensor, Rows]] = type(model)._hidden
 
-    def run(k: int, *args: Any) -> tuple[Tensor, Rows]:
+    def run(k: int, *args: object) -> tuple[Tensor, Rows]:
         if live.forward_ended:  # A checkpoint runs the layer again.
             return hidden(model, k, *args)
         live.layer, live.where = k, f'the forward pass of layer {k}'
@@ -274,7 +274,7 @@ class _Live(TorchDispatchMode):
         )  # fmt: skip
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[Any, ...] = (),
+        self, func: OpOverload, types: object, args: tuple = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
         for leaf in tree_leaves((args, kwargs)):  # made before
@@ -313,7 +313,7 @@ class _Live(TorchDispatchMode):
         self.now -= self.alive.pop(number).size
 
 
-def _scratch(func: OpOverload, args: tuple[Any, ...]) -> int:
+def _scratch(func: OpOverload, args: tuple) -> int:
     """The memory that a sum on a GPU takes for itself, the only formula here: no op tells it. See
     `spmm_scratch` and `spmm_groups_scratch` in csrc/cuda."""
     grouped = func is torch.ops.pyg_fast.spmm_groups.default

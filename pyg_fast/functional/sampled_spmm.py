@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..ops._checks import check_edge_weight, check_features
-from ..ops._numbers import check_flag
+from ..ops._numbers import adds_in_order, check_flag
 from ..ops.product import product, quantized
 from ..ops.sampled_spmm import check_sampling
 from ..ops.sampling import sampled_on_its_own
@@ -120,8 +120,7 @@ def sampled_spmm(
     sampling = Sampling(num_samples, strategy).drawn(x.device, seed)
     if extreme:
         # Only the deterministic gradient reads the transpose, which needs a sort.
-        ordered = x.is_cuda and torch.are_deterministic_algorithms_enabled()
-        transpose = ordered and torch.is_grad_enabled() and x.requires_grad
+        transpose = adds_in_order(x) and torch.is_grad_enabled() and x.requires_grad
         sampled, perm = sampled_on_its_own(graph, sampling, transpose)
         value = None if edge_weight is None else edge_weight.gather(0, perm.long())
         return reduce_max(sampled, x, value, reduce == 'min')

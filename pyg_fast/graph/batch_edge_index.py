@@ -1,15 +1,20 @@
 """The edge_index of a loader's batches."""
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
+P = ParamSpec('P')
+T = TypeVar('T')
+
 
 @torch.compiler.disable
-def not_compiled(func: Any, *args: Any, **kwargs: Any) -> Any:
+def not_compiled(func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a function that Dynamo would compile by itself after a graph break, and cannot."""
     return func(*args, **kwargs)
 
@@ -31,7 +36,7 @@ class BatchEdgeIndex(EdgeIndex):
             rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
         """
         size = rowptr.size(0) - 1
-        out: Any = cls(data, sparse_size=(size, size), sort_order='col')
+        out = cls(data, sparse_size=(size, size), sort_order='col')
         out._indptr = rowptr
         return out
 
@@ -53,8 +58,9 @@ class BatchEdgeIndex(EdgeIndex):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: OpOverload, types: Iterable[type], args: tuple = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:  # fmt: skip
         if func is torch.ops.aten.slice.Tensor and type(args[0]._data) is not Tensor:
             # Compiled `trim_to_layer`: Dynamo cannot trace the `sparse_resize_` of an EdgeIndex.
             return func(args[0]._data, *args[1:], **(kwargs or {}))
@@ -64,11 +70,11 @@ class BatchEdgeIndex(EdgeIndex):
         return out
 
     @classmethod
-    def __metadata_guard__(cls, known: Any, new: Any) -> bool:
+    def __metadata_guard__(cls, known: tuple, new: tuple) -> bool:
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
-def cache_key(edge_index: Any) -> str:
+def cache_key(edge_index: EdgeIndex) -> str:
     """What compiled code depends on, for PyTorch's cache on disk: sizes are symbols there, which
     the key that PyTorch makes by itself cannot hold."""
     names, context = edge_index.__tensor_flatten__()
@@ -96,7 +102,7 @@ def _is_plain(out: EdgeIndex) -> bool:
     )  # fmt: skip
 
 
-def _is_square(size: Any) -> bool:
+def _is_square(size: tuple[int | None, int | None]) -> bool:
     return size[0] is not None and bool(size[0] == size[1])
 
 

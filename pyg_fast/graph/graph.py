@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,7 +150,7 @@ def _of_prepared(
         ))  # fmt: skip
     if transpose and graph.t_rowptr is None:
         graph = derived(PreparedRequest('transpose'), graph.with_transpose)
-    if values and graph.missing is not None:
+    if values and not graph.has_positions:
         graph = derived(PreparedRequest('positions'), graph.with_positions)
     return graph
 
@@ -291,14 +291,14 @@ def _sorted(
     """The graph of a plain edge_index; without :obj:`values` of edges a large one has no positions,
     which takes less memory."""
     args = edge_index, num_src, num_dst
-    options: dict[str, Any] = dict(drop_loops=drop_loops, wait=wait)
     if not values and not _is_small(edge_index):
-        csr = *to_csr_unweighted(*args, **options), None
-        graph = Graph(*csr, None, None, None, num_src, num_dst, missing='perm')
+        csr = to_csr_unweighted(*args, drop_loops=drop_loops, wait=wait)
+        graph = Graph.without_positions(*csr, num_src, num_dst)
         return graph.with_transpose() if transpose else graph
     if transpose:
-        return Graph(*to_csr_csc(*args, **options), num_src, num_dst)
-    return Graph(*to_csr(*args, **options), None, None, None, num_src, num_dst)
+        return Graph(*to_csr_csc(*args, drop_loops=drop_loops, wait=wait), num_src, num_dst)
+    by_dst = to_csr(*args, drop_loops=drop_loops, wait=wait)
+    return Graph(*by_dst, None, None, None, num_src, num_dst)
 
 
 def _of_mini_batch(

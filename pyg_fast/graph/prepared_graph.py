@@ -1,17 +1,18 @@
 """A prepared graph in place of an edge_index."""
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
-from ..sparse.graph import Graph, check_graph, ends_of
-from ..sparse.groups import Groups
+from ..sparse.graph import Graph, Missing, check_graph, ends_of
+from ..sparse.groups import Device, Groups
 from .batch_edge_index import cache_key, not_compiled
 
 _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
@@ -19,6 +20,8 @@ _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
 
 # The tensors of a graph, as attributes.
 _PARTS = ('_rowptr', '_col', '_perm', '_t_rowptr', '_t_col', '_t_perm')
+# What the attributes do not say: the sizes, the missing positions, whether both structures are one.
+_Context: TypeAlias = tuple[int, int, Missing | None, bool]
 
 
 class PreparedGraph(EdgeIndex):
@@ -42,7 +45,7 @@ class PreparedGraph(EdgeIndex):
     graph: Graph
 
     @staticmethod
-    def __new__(cls: Any, graph: Graph) -> 'PreparedGraph':
+    def __new__(cls: type['PreparedGraph'], graph: Graph) -> 'PreparedGraph':
         if not isinstance(graph, Graph):
             raise TypeError(f"'graph' must be a Graph, got {type(graph).__name__}")
         check_graph(graph)
@@ -56,7 +59,7 @@ class PreparedGraph(EdgeIndex):
 
     @classmethod
     def _of(cls, graph: Graph) -> 'PreparedGraph':
-        out: Any = Tensor._make_wrapper_subclass(
+        out = Tensor._make_wrapper_subclass(
             cls, size=(2, graph.num_edges), strides=(graph.num_edges, 1), dtype=torch.int64,
             device=graph.col.device, requires_grad=False,
         )  # fmt: skip
@@ -79,12 +82,12 @@ class PreparedGraph(EdgeIndex):
         # What EdgeIndex reads of its list.
         return torch.stack(ends_of(self.graph))
 
-    def sort_by(self, *args: Any, **kwargs: Any) -> Any:
+    def sort_by(self, *args: object, **kwargs: object) -> tuple:
         """The list of the edges in another order, as :meth:`torch_geometric.EdgeIndex.sort_by`."""
         out = self.to_edge_index().sort_by(*args, **kwargs)
         return out if out.indices is not None else out._replace(values=self)
 
-    def sparse_resize_(self, *args: Any, **kwargs: Any) -> 'PreparedGraph':
+    def sparse_resize_(self, *args: object, **kwargs: object) -> 'PreparedGraph':
         """Not possible: a prepared graph has a row for each node."""
         raise TypeError(_WRITES.format('sparse_resize_'))
 
@@ -122,28 +125,33 @@ class PreparedGraph(EdgeIndex):
     def _mapped(self, func: Callable[[Tensor], Tensor]) -> 'PreparedGraph':
         return self._of(self.graph.mapped(func))
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
         """The graph on another device, as :meth:`torch.Tensor.to`; with another dtype the list."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(
             *args, **{k: v for k, v in kwargs.items() if k != 'copy'}
         )
         if dtype not in (None, torch.int64):
             return self.to_edge_index().to(*args, **kwargs)
-        moves = device is not None and torch.empty(0, device=device).device != self.device
-        if moves:
-            out = self._mapped(lambda t: t.to(device, non_blocking=non_blocking))
-            return self._of(out.graph.with_default_groups())
-        return self.clone() if kwargs.get('copy') else self
+        out = self if device is None else self._on(device, non_blocking)
+        return self.clone() if out is self and kwargs.get('copy') else out
 
-    def cpu(self, *args: Any, **kwargs: Any) -> 'PreparedGraph':
+    def _on(self, device: Device, non_blocking: bool = False) -> 'PreparedGraph':
+        if torch.empty(0, device=device).device == self.device:
+            return self
+        out = self.graph.mapped(lambda t: t.to(device, non_blocking=non_blocking))
+        return self._of(out.with_default_groups())
+
+    def cpu(self, *args: object, **kwargs: object) -> 'PreparedGraph':
         """The graph in host memory."""
-        return self.to('cpu')
+        return self._on('cpu')
 
-    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def cuda(
+        self, device: Device | None = None, non_blocking: bool = False, **kwargs: object
+    ) -> 'PreparedGraph':
         """The graph on a GPU."""
-        return self.to('cuda' if device is None else device, non_blocking=non_blocking)
+        return self._on('cuda' if device is None else device, non_blocking)
 
-    def clone(self, **kwargs: Any) -> 'PreparedGraph':
+    def clone(self, **kwargs: object) -> 'PreparedGraph':
         """A copy."""
         return self._mapped(Tensor.clone)
 
@@ -151,15 +159,15 @@ class PreparedGraph(EdgeIndex):
         """The graph itself: integers have no gradient."""
         return self
 
-    def contiguous(self, **kwargs: Any) -> 'PreparedGraph':
+    def contiguous(self, **kwargs: object) -> 'PreparedGraph':
         """The graph itself."""
         return self
 
-    def pin_memory(self, *args: Any) -> 'PreparedGraph':
+    def pin_memory(self, *args: object) -> 'PreparedGraph':
         """The graph in pinned memory."""
         return self._mapped(Tensor.pin_memory)
 
-    def is_pinned(self, *args: Any) -> bool:
+    def is_pinned(self, *args: object) -> bool:
         """Whether the graph is in pinned memory."""
         return all(t.is_pinned() for t in self._tensors() if t.numel() > 0)
 
@@ -173,7 +181,7 @@ class PreparedGraph(EdgeIndex):
         """Whether the graph is in shared memory."""
         return all(t.is_shared() for t in self._tensors())
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, stream: torch.Stream) -> None:
         """Keeps the memory until the work of a stream so far is done."""
         for t in self._tensors():
             t.record_stream(stream)
@@ -202,7 +210,7 @@ class PreparedGraph(EdgeIndex):
 
     # For torch.compile, which would read the list of an EdgeIndex at every call ------------------
 
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+    def __tensor_flatten__(self) -> tuple[list[str], _Context]:
         graph = self.graph
         names = [name for name in _PARTS if getattr(graph, name[1:]) is not None]
         alike = graph.t_rowptr is graph.rowptr and graph.t_col is graph.col
@@ -212,28 +220,31 @@ class PreparedGraph(EdgeIndex):
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any
+        inner: dict[str, Tensor], context: _Context, outer_size: object, outer_stride: object
     ) -> 'PreparedGraph':
         num_src, num_dst, missing, alike = context
         if alike:
             inner = {**inner, '_t_rowptr': inner['_rowptr'], '_t_col': inner['_col']}
-        parts: dict[str, Any] = {name[1:]: inner.get(name) for name in _PARTS}
-        graph = Graph(**parts, num_src=num_src, num_dst=num_dst, missing=missing)
+        graph = Graph(
+            inner['_rowptr'], inner['_col'], inner.get('_perm'), inner.get('_t_rowptr'),
+            inner.get('_t_col'), inner.get('_t_perm'), num_src, num_dst, missing=missing,
+        )  # fmt: skip
         return PreparedGraph._of(graph)
 
     def _stable_hash_for_caching(self) -> str:
         return cache_key(self)
 
     @classmethod
-    def __metadata_guard__(cls, known: Any, new: Any) -> bool:
-        return bool(known[2:] == new[2:])
+    def __metadata_guard__(cls, known: _Context, new: _Context) -> bool:
+        return known[2:] == new[2:]
 
     # The list, for everything that reads it ----------------------------------------------------
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: OpOverload, types: Iterable[type], args: tuple = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:  # fmt: skip
         kwargs = kwargs or {}
         _check_not_written(func, args, kwargs)
         return not_compiled(_on_lists, func, args, kwargs)
@@ -252,14 +263,14 @@ def has_list(edge_index: object) -> bool:
     return isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph)
 
 
-def _on_lists(func: Any, args: Any, kwargs: Any) -> Any:
+def _on_lists(func: OpOverload, args: tuple, kwargs: dict[str, object]) -> object:
     args, kwargs = pytree.tree_map_only(
         PreparedGraph, PreparedGraph.to_edge_index, (args, kwargs)
     )
     return func(*args, **kwargs)
 
 
-def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
+def _check_not_written(func: OpOverload, args: tuple, kwargs: dict[str, object]) -> None:
     schema = func._schema
     named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
     for argument in schema.arguments:

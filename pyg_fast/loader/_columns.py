@@ -1,7 +1,7 @@
 """The attributes of data as columns, in memory that batches read."""
 
 import threading
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -175,7 +175,10 @@ def _rows(x: Tensor, index: Tensor, *args: Tensor | None) -> Tensor:
     return ops.gather_rows.default(x, index, *args)  # The arguments are known to be valid.
 
 
-def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> object:
+def _select(
+    value: Tensor | np.ndarray | TensorFrame | list | tuple, index: Tensor, dim: int,
+    device: torch.device,
+) -> object:  # fmt: skip
     """PyG's selection, for values that no kernel can read."""
     if isinstance(value, Tensor):
         return value.index_select(dim, index.to(value.device)).to(device)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,7 +155,7 @@ class Core:
                 self._maps.append(node_map)
 
 
-def _made_anew(arguments: dict[str, Any]) -> Core:
+def _made_anew(arguments: dict) -> Core:
     """Makes a core that version 0.2 pickled: by this name, with the options in one dict."""
     options = {**arguments, 'max_device_bytes': arguments['limit']}
     options['transform'] = arguments['transform_sampler_output']

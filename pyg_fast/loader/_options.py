@@ -12,7 +12,7 @@ from torch_geometric.sampler import NumNeighbors, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from ..ops._library import with_cuda
-from ..ops._numbers import check_number
+from ..ops._numbers import check_number, check_share
 from ..ops.neighbor_sample import check_num_neighbors
 from ..ops.random_walk import MOST_VISITS
 from ._shards import ShardedFeatures
@@ -169,13 +169,6 @@ def check_callable(name: str, value: object) -> None:
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"'{name}' must be one of {choices}, got {value!r}")
-
-
-def check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"'{name}' must be a number, got {type(value).__name__}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"'{name}' must be from 0 to 1, got {value}")
 
 
 def resolve_fanouts(num_neighbors: Sequence[int] | NumNeighbors) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class InlineIterator(BatchIterator):
         super().__init__(transform, meter, length, on_end)
         self._batches = batches
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Data:
         with self._meter.measure('wait'):
             try:
                 pending = next(self._batches)
@@ -169,7 +169,7 @@ class ThreadedIterator(BatchIterator):
         self.close = weakref.finalize(self, _stop, self._channel, self._thread)
         self._thread.start()
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Data:
         stream = self._stream
         current = None if stream is None else torch.cuda.current_stream(stream.device)
         with self._meter.measure('wait'):

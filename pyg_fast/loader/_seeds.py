@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ class SeedBatches:
                 f'replicas in each step, got {num_seeds}'
             )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict) -> None:
         if 'options' not in state:  # Version 0.2 pickled the options one by one.
             num_seeds, seed = state.pop('num_seeds'), state.pop('seed')
             state = {'num_seeds': num_seeds, 'seed': seed, 'options': BatchOptions(**state)}

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -323,7 +323,7 @@ class FastNeighborLoader(NeighborLoader):
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
         return ThreadedIterator(*args, core.stream, _PREFETCH, on_end)
 
-    def __call__(self, index: Tensor | list[int]) -> Any:
+    def __call__(self, index: Tensor | list[int]) -> Data:
         """A batch of these seeds, given as positions in :obj:`input_nodes`. Each call draws a new
         sample, in a sequence given by :obj:`seed`; on CUDA it waits for the batch.
 
@@ -333,7 +333,7 @@ class FastNeighborLoader(NeighborLoader):
         """
         return self.filter_fn(self.collate_fn(index))
 
-    def collate_fn(self, index: Tensor | list[int]) -> Any:
+    def collate_fn(self, index: Tensor | list[int]) -> Data:
         """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
         worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
         if worker is not None and self._core.features.exchange is not None:

@@ -175,7 +175,8 @@ def capture_twice(capture: Callable[[int, int], CapturedMessage]) -> CapturedMes
 # Other functions of a size may have equal results for both sentinel sizes.
 _OF_SIZES = (
     operator.add, operator.sub, operator.mul, operator.neg, operator.truediv, operator.floordiv,
-    operator.pow, operator.getitem, torch.sym_sum, torch.sym_float, torch.ops.aten.sym_size.int, 'size', 'item',
+    operator.pow, operator.getitem, torch.sym_sum, torch.sym_float, torch.ops.aten.sym_size.int,
+    'size', 'item',
 )  # fmt: skip
 
 

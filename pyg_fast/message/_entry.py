@@ -393,7 +393,7 @@ class Entry:
         self.code: Callable[[], object] = lambda: None  # a weak reference
         self.store = _CaptureStore()
         # By kind of the call: the capture that served last, and placeholders of its inputs.
-        self.recent: dict[_Kind, tuple[_GuardedCapture, tuple[Any, ...]]] = {}
+        self.recent: dict[_Kind, tuple[_GuardedCapture, tuple[object, ...]]] = {}
 
     def _check(
         self, capture: _GuardedCapture, reduces: tuple[str, ...], owner: object,

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import Argument
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph.small_graphs import are_few
@@ -396,7 +397,7 @@ class _Region:
         graph.output((end,))
         return graph, inputs, kinds
 
-    def _number(self, value: object, num_edges: Node, num_nodes: Node, fixed: set[str]) -> Any:
+    def _number(self, value: object, num_edges: Node, num_nodes: Node, fixed: set[str]) -> Argument:
         """A number of the graph that is a node: a size, or a number that a guard fixes."""
         edges, nodes = (str(value) == each for each in self._sizes())
         if edges and nodes:
@@ -420,7 +421,7 @@ class _Region:
             return
         count, total = _fake_of(self.index).shape[0], _fake_of(self.num_dst)
 
-        def size(n: object) -> Any:
+        def size(n: Argument) -> Argument:
             if type(n) is not int:
                 return n
             if n == total and (self.of_rows or makes or name.startswith('new')):
@@ -618,7 +619,7 @@ def _insert_graph(
 @contextmanager
 def _autocast_at(order: Sequence[Node], place: Node) -> Iterator[bool]:
     """Enters the autocast under which a node runs; yields whether the graph sets any."""
-    active: list[Any] = []
+    active: list[tuple] = []
     for node in order:
         if node is place:
             break

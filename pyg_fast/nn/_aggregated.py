@@ -1,7 +1,7 @@
 """Inputs that are aggregated once, because they take no gradient and are the same in every step."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -11,13 +11,14 @@ from torch_geometric.typing import Adj, OptTensor
 from ..graph._cache import Entry
 from ..graph.signature import signature_of
 from ..ops._edges import is_capturing
-from ..ops.linear_product import Plan
+from ..ops.linear_product import Plan, aggregated_by_tiles
 from ..ops.path import Rows, take
 from ..ops.product import product
 from ..ops.row_blocks import tile_width
-from ..ops.streamed_linear import aggregated_by_tiles
 from ._checks import why_not_layer
 from ._layer import Fused
+
+FeaturesT = TypeVar('FeaturesT')
 
 TILE = 32  # columns of features in host memory that are on the device at once
 
@@ -44,7 +45,7 @@ class AggregatedInput:
         aggregated: Tensor,
         root: Tensor | None,
         weight_dtype: torch.dtype | None,
-        options: tuple[Any, ...],
+        options: tuple[object, ...],
         num_edges: int,
         signature: tuple[int, ...] | None,
         nodes: Tensor | None = None,
@@ -76,7 +77,13 @@ class AggregatedInput:
             return self.aggregated.shape
         return torch.Size((self.num_nodes, self.aggregated.size(1)))
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self) -> torch.Size: ...
+
+    @overload
+    def size(self, dim: int) -> int: ...
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape of the input, or one of its sizes."""
         return self.shape if dim is None else self.shape[dim]
 
@@ -108,7 +115,7 @@ class AggregatedInput:
         entry = self._rows[1]
         return entry.value if entry.is_ready() else take(self.aggregated, rows)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, '_rows': None}
 
     def __repr__(self) -> str:
@@ -126,7 +133,9 @@ class InputPlan(NamedTuple):
 class AggregatesInput(Fused):
     """Mixin for a layer that takes an :class:`AggregatedInput`."""
 
-    def _aggregation(self) -> tuple[Any, ...]:
+    _takes_edge_weight = False  # whether `forward` takes weights of edges after the edges
+
+    def _aggregation(self) -> tuple[object, ...]:
         """The options that an aggregated input depends on."""
         raise NotImplementedError
 
@@ -139,7 +148,12 @@ class AggregatesInput(Fused):
         raise NotImplementedError
 
     def aggregate_input(
-        self, x: Tensor, edge_index: Tensor, *, tile: int | None = None
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: OptTensor = None,
+        *,
+        tile: int | None = None,
     ) -> AggregatedInput:
         r"""Aggregates an input that takes no gradient and is the same in every step, such as that
         of a first layer without dropout. Pass the result in place of :obj:`x`.
@@ -148,17 +162,14 @@ class AggregatesInput(Fused):
             x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
                 they may be in pinned host memory.
             edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`, for GCN layers.
+                (default: :obj:`None`)
             tile (int, optional): The number of columns to aggregate at a time.
                 (default: :obj:`None`, 32 in host memory, otherwise all)
 
         Raises:
-            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
+            ValueError: If an input requires a gradient, or the layer has no kernel for it.
         """
-        return self._aggregated_input(x, edge_index, None, tile)
-
-    def _aggregated_input(
-        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None, tile: int | None
-    ) -> AggregatedInput:
         signature = None
         if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
             signature = signature_of(edge_index)
@@ -179,6 +190,8 @@ class AggregatesInput(Fused):
     ) -> AggregatedInput:
         """Aggregates features :obj:`x` as :obj:`plan_for` says of its stand-in :obj:`on`, which is
         on the device of the graph; :obj:`signature` is that of the edges, if it is known."""
+        if edge_weight is not None and not self._takes_edge_weight:
+            raise ValueError(f"'edge_weight' is not supported by {type(self).__name__}")
         for name, given in (('x', x), ('edge_weight', edge_weight)):
             if isinstance(given, Tensor) and given.requires_grad:
                 raise ValueError(
@@ -198,6 +211,7 @@ class AggregatesInput(Fused):
                 width = tile_width(x.size(1), tile or TILE)
                 summed, root = aggregated_by_tiles(x, plan, width, made.with_root)
             else:
+                assert plan.part is not None
                 summed = product(plan.part, plan.src.of(x))
                 root = plan.dst.of(x) if made.with_root else None
                 root = root.clone() if root is x else root
@@ -261,10 +275,9 @@ def check_same_graph(given: AggregatedInput, num_edges: int, same: bool) -> None
         )
 
 
-def stand_in(x: Any, beside: Any) -> Any:
+def stand_in(x: FeaturesT, beside: object) -> FeaturesT | Tensor:
     """Features to choose a kernel by: those in host memory stay there, beside a graph on a GPU."""
-    on_host = isinstance(x, Tensor) and x.device.type == 'cpu'
     device = getattr(beside, 'device', None)
-    if not on_host or device is None or device == x.device:
+    if not isinstance(x, Tensor) or x.device.type != 'cpu' or device in (None, x.device):
         return x
     return x.new_empty(x.size(0), 0, device=device)

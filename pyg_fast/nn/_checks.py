@@ -11,7 +11,7 @@ page has the cure for each reason. What is not here: graphs too small for a kern
 
 import dis
 from collections.abc import Callable
-from typing import Any
+from types import CodeType
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ _WRITES = {
 }  # fmt: skip
 
 # Forwards of this package, and those of PyG whose arguments and results they have.
-FORWARDS: dict[Any, Any] = {}
+FORWARDS: dict[Callable[..., object], Callable[..., object]] = {}
 
 
 # Layers with kernels of their own -----------------------------------------------------------------
@@ -219,7 +219,7 @@ def why_not_message(
     return why_never_message(conv, aggr, reads, replaced)
 
 
-def _is_graph_conv(cls: Any) -> bool:
+def _is_graph_conv(cls: type[MessagePassing]) -> bool:
     """Whether `message` and `message_and_aggregate` are known to do the same."""
     return (
         cls.message is GraphConv.message
@@ -228,7 +228,7 @@ def _is_graph_conv(cls: Any) -> bool:
 
 
 def why_never_message(
-    conv: MessagePassing, aggr: Aggregation, reads: str | None, replaced: Callable[..., Any]
+    conv: MessagePassing, aggr: Aggregation, reads: str | None, replaced: Callable[..., object]
 ) -> str | None:
     """Why PyG's code must run for every input of a layer whose message is captured.
 
@@ -274,7 +274,7 @@ def why_not_arguments(conv: MessagePassing) -> str | None:
     return None
 
 
-def _read_names(code: Any) -> frozenset[str]:
+def _read_names(code: CodeType | None) -> frozenset[str]:
     """The arguments for the structure that code reads, and perhaps some that it does not."""
     if code is None or not {'locals', 'vars', 'dir', 'eval', 'exec'}.isdisjoint(code.co_names):
         return frozenset(STRUCTURE)
@@ -305,7 +305,7 @@ def why_not_aggregation(aggr: Aggregation) -> str | None:
     return None
 
 
-def parts_of(aggr: Aggregation) -> list[Any]:
+def parts_of(aggr: Aggregation) -> list[Aggregation]:
     if type(aggr) is DegreeScalerAggregation:
         aggr = aggr.aggr
     return list(aggr.aggrs) if type(aggr) is MultiAggregation else [aggr]

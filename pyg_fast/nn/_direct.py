@@ -1,7 +1,7 @@
 """What PyG's `propagate` calculates where a graph has few edges, without the search for arguments
 that takes it as long: the same operations of torch on the same numbers, and so the same bits."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,13 +42,13 @@ class Arguments(NamedTuple):
 
 def _arguments_of(conv: MessagePassing) -> Arguments | None:
     """None if PyG's `propagate` must run, whatever the graph is."""
-    cls: Any = type(conv)
+    cls = type(conv)
     replaced = next(  # by a class of ours
-        base for base in cls.__mro__
+        base.__dict__['propagate'] for base in cls.__mro__
         if 'propagate' in base.__dict__ and base.__module__.partition('.')[0] != 'pyg_fast'
     )  # fmt: skip
     if (
-        conv.flow != 'source_to_target' or not is_pygs(replaced.propagate)
+        conv.flow != 'source_to_target' or not is_pygs(replaced)
         or any(getattr(cls, name) is not getattr(MessagePassing, name) for name in _METHODS)
     ):  # fmt: skip
         return None
@@ -64,7 +64,7 @@ def _arguments_of(conv: MessagePassing) -> Arguments | None:
 
 
 def propagate(
-    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
+    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, object]
 ) -> Tensor | None:
     """The result of `propagate`; None if PyG's must run, which also says what is wrong with
     arguments. `message` has not been called then."""
@@ -81,7 +81,7 @@ def propagate(
         return None
     dim = own['node_dim']
     sizes = [None, None] if size is None else list(size)
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     try:
         ends = source, target = edge_index.unbind()
         for name, base, part in arguments.of_nodes:
@@ -93,7 +93,7 @@ def propagate(
                 value = value[part]
             elif not _fits(sizes, part, value, dim):
                 return None
-            given[name] = None if value is None else value.index_select(dim, ends[part])
+            given[name] = value.index_select(dim, ends[part]) if isinstance(value, Tensor) else None
         for name in arguments.others:
             given[name] = kwargs[name]
     except (IndexError, KeyError, RuntimeError, ValueError):

@@ -1,7 +1,7 @@
 """Evaluation of all nodes, layer by layer, with bounded memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,11 +21,14 @@ _SORT = 1 << 16  # bytes that sorting groups takes, however few
 _SORTED = 24  # and of each: keys and numbers, twice
 
 
+_RowFunction: TypeAlias = Callable[[Tensor], Tensor]  # a module, or a function of each row
+
+
 class _Layer(NamedTuple):
     """A layer, what follows it up to the next layer, and its sizes."""
 
     conv: MessagePassing
-    after: tuple[Callable[[Tensor], Tensor], ...]
+    after: tuple[_RowFunction, ...]
     op: SparseOperator
     with_root: bool
     weight_dtype: torch.dtype | None
@@ -47,7 +50,7 @@ class _Memory(NamedTuple):
 
 @torch.no_grad()
 def inference(
-    layers: Sequence[Callable[[Tensor], Tensor]],
+    layers: Sequence[_RowFunction],
     x: Tensor,
     edge_index: Tensor,
     edge_weight: OptTensor = None,
@@ -123,7 +126,7 @@ def inference(
     return h
 
 
-def _device_of(layers: Sequence[Any], x: Tensor) -> torch.device:
+def _device_of(layers: Sequence[_RowFunction], x: Tensor) -> torch.device:
     for layer in layers:
         if isinstance(layer, Module):
             for parameter in layer.parameters():
@@ -141,45 +144,25 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _stack(
-    layers: Sequence[Any], x: Tensor, edge_index: Tensor, edge_weight: OptTensor
-) -> tuple[list[Any], list[_Layer]]:
+    layers: Sequence[_RowFunction], x: Tensor, edge_index: Tensor, edge_weight: OptTensor
+) -> tuple[list[_RowFunction], list[_Layer]]:
     """What precedes the first layer, and the layers."""
-    first: list[Any] = []
-    found: list[tuple[Any, list[Any]]] = []
-    for k, layer in enumerate(layers):
-        if isinstance(layer, AggregatesInput):
-            if not is_plain(layer):
-                raise ValueError(f"'layers[{k}]' must have no hooks or patches")
-            found.append((layer, []))
-            continue
-        if isinstance(layer, MessagePassing):
-            raise TypeError(
-                f"'layers[{k}]' must be a GCN, SAGE or GIN layer of ours or compute each row "
-                f'separately, got {type(layer).__name__}'
-            )
-        part = mixes_nodes(layer) if isinstance(layer, Module) else None
-        if part is not None:
-            raise ValueError(
-                f"'layers[{k}]' must compute each row separately, but {type(part).__name__} "
-                'computes over all nodes'
-            )
-        (found[-1][1] if found else first).append(layer)
-    if not found:
-        raise TypeError("'layers' must hold a GCN, SAGE or GIN layer of ours, got none")
+    first, convs = _by_layer(layers)
     sample = x[:0]
     for function in first:
         sample = function(sample)
     stack = []
-    for conv, after in found:
+    for conv, after in convs:
         on = stand_in(sample.new_empty(x.size(0), 0, device=edge_index.device), edge_index)
-        made = conv._input_plan(on, edge_index, edge_weight)
-        if made is None:
+        described = conv._input_plan(on, edge_index, edge_weight)
+        if described is None:
             reason = conv._last_run or 'arguments that no kernel takes'
             raise ValueError(
                 f"'layers' must be aggregated by kernels, but PyG's code would run in "
                 f'{type(conv).__name__}: {reason}'
             )
-        plan, with_root, weight_dtype = made
+        plan, with_root, weight_dtype = described
+        assert plan.part is not None
         at = next((p.device for p in conv.parameters()), sample.device)
         out = _mapped(conv, sample.to(at), sample.to(at), weight_dtype, edge_index)
         for function in after:
@@ -192,8 +175,38 @@ def _stack(
     return first, stack
 
 
+def _by_layer(
+    layers: Sequence[_RowFunction]
+) -> tuple[list[_RowFunction], list[tuple[AggregatesInput, list[_RowFunction]]]]:
+    """What precedes the first layer, and each layer with what follows it."""
+    first: list[_RowFunction] = []
+    convs: list[tuple[AggregatesInput, list[_RowFunction]]] = []
+    for k, layer in enumerate(layers):
+        if isinstance(layer, AggregatesInput):
+            if not is_plain(layer):
+                raise ValueError(f"'layers[{k}]' must have no hooks or patches")
+            convs.append((layer, []))
+            continue
+        if isinstance(layer, MessagePassing):
+            raise TypeError(
+                f"'layers[{k}]' must be a GCN, SAGE or GIN layer of ours or compute each row "
+                f'separately, got {type(layer).__name__}'
+            )
+        part = mixes_nodes(layer) if isinstance(layer, Module) else None
+        if part is not None:
+            raise ValueError(
+                f"'layers[{k}]' must compute each row separately, but {type(part).__name__} "
+                'computes over all nodes'
+            )
+        (convs[-1][1] if convs else first).append(layer)
+    if not convs:
+        raise TypeError("'layers' must hold a GCN, SAGE or GIN layer of ours, got none")
+    return first, convs
+
+
 def _mapped(
-    conv: MessagePassing, aggregated: Tensor, root: OptTensor, weight_dtype: Any, edge_index: Tensor
+    conv: MessagePassing, aggregated: Tensor, root: OptTensor, weight_dtype: torch.dtype | None,
+    edge_index: Tensor,
 ) -> Tensor:
     """A layer on rows whose neighbours are already summed."""
     given = AggregatedInput(
@@ -211,54 +224,35 @@ def _plans(
 ) -> list[_Memory]:
     """How each layer runs within its memory: with all features on the device if these fit,
     otherwise with those between layers in host memory."""
+
+    def resident(k: int, most: int | None) -> _Memory:
+        layer, fixed = stack[k], 0
+        if k > 0 or not on_device:
+            fixed += num_nodes * layer.in_channels * layer.dtype.itemsize
+        if k < len(stack) - 1:
+            fixed += num_nodes * layer.out_channels * layer.out_dtype.itemsize
+        return _blocks_in(layer, None, fixed, device, most)
+
+    def tiled(k: int, most: int) -> _Memory:
+        layer = stack[k]
+        if k == 0 and on_device:  # The features are an argument.
+            return _blocks_in(layer, None, 0, device, most)
+        column = 2 * num_nodes * layer.dtype.itemsize  # of two tiles
+        smallest = _blocks_in(layer, 1, column, device, most)
+        columns = (most - smallest.least) // 2 // max(column, 1)
+        width = tile_width(layer.in_channels, max(1, columns))
+        return _blocks_in(layer, width, column * width, device, most)
+
     if budgets is None:
-        return [_resident(stack, k, num_nodes, on_device, device, None) for k in range(len(stack))]
-    resident, tiled = (
-        [way(stack, k, num_nodes, on_device, device, most) for k, most in enumerate(budgets)]
-        for way in (_resident, _tiled)
-    )
-    for plans in (resident, tiled):
+        return [resident(k, None) for k in range(len(stack))]
+    ways = [[way(k, most) for k, most in enumerate(budgets)] for way in (resident, tiled)]
+    for plans in ways:
         if all(plan.least <= most for plan, most in zip(plans, budgets, strict=True)):
             return plans
-    least = min(max(plan.least for plan in plans) for plans in (resident, tiled))
+    least = min(max(plan.least for plan in plans) for plans in ways)
     raise ValueError(
         f"'max_bytes' must be at least {least} for these layers and this graph, got {min(budgets)}"
     )
-
-
-def _resident(
-    stack: list[_Layer],
-    k: int,
-    num_nodes: int,
-    on_device: bool,
-    device: torch.device,
-    max_bytes: int | None,
-) -> _Memory:
-    layer = stack[k]
-    fixed = 0
-    if k > 0 or not on_device:
-        fixed += num_nodes * layer.in_channels * layer.dtype.itemsize
-    if k < len(stack) - 1:
-        fixed += num_nodes * layer.out_channels * layer.out_dtype.itemsize
-    return _blocks_in(layer, None, fixed, device, max_bytes)
-
-
-def _tiled(
-    stack: list[_Layer],
-    k: int,
-    num_nodes: int,
-    on_device: bool,
-    device: torch.device,
-    max_bytes: int,
-) -> _Memory:
-    layer = stack[k]
-    if k == 0 and on_device:  # The features are an argument.
-        return _blocks_in(layer, None, 0, device, max_bytes)
-    column = 2 * num_nodes * layer.dtype.itemsize  # of two tiles
-    smallest = _blocks_in(layer, 1, column, device, max_bytes)
-    most = (max_bytes - smallest.least) // 2 // max(column, 1)
-    width = tile_width(layer.in_channels, max(1, most))
-    return _blocks_in(layer, width, column * width, device, max_bytes)
 
 
 def _blocks_in(
@@ -274,7 +268,7 @@ def _blocks_in(
     per_edge = 0
     if graph.col.device != device:
         per_edge += 4 + (0 if op.value is None else op.value.element_size())
-        fixed += sum(0 if t is None else t.nbytes for t in (op.col_scale,))
+        fixed += 0 if op.col_scale is None else op.col_scale.nbytes
     else:
         index = graph.rowptr.element_size()
         fixed += num_rows * index  # row pointers of all blocks
@@ -313,9 +307,7 @@ def _run(
         op = op._replace(col_scale=op.col_scale.to(device))
 
     def write(start: int, stop: int, aggregated: Tensor) -> None:
-        root = None
-        if layer.with_root:
-            root = _rows(x, start, stop, device)
+        root = _rows(x, start, stop, device) if layer.with_root else None
         rows = _mapped(layer.conv, aggregated, root, layer.weight_dtype, edge_index)
         for function in layer.after:
             rows = function(rows)
@@ -361,7 +353,7 @@ def _block_on(block: RowBlock, op: SparseOperator, device: torch.device) -> Spar
     if graph.col.device == device:
         return block.of(op)
 
-    def moved(t: Any) -> Any:
+    def moved(t: OptTensor) -> OptTensor:
         return None if t is None else t.to(device, non_blocking=True)
 
     part = block.of(op._replace(col_scale=None))

@@ -1,6 +1,7 @@
 """The protocol of our layers: subclasses of PyG's that stay PyG layers."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ._checks import why_not_layer
 from ._modules import PYGS, note_propagate
+
+ModuleT = TypeVar('ModuleT', bound=Module)
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 # Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
@@ -98,13 +101,13 @@ class Fused(FusedLayer):
     """
 
     fuse: bool
-    _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
+    _pyg_methods: tuple[Callable[..., object], ...]  # PyG's methods, before any patch
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     # `cache_input` is of layers that 0.2 has pickled.
     _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if '_base' in cls.__dict__:
             cls._pyg_methods = tuple(getattr(cls._base, name) for name in _METHODS)
@@ -143,7 +146,7 @@ class Fused(FusedLayer):
         note_propagate(cls.propagate, cls.edge_updater)
         super()._fused_adopt(conv)
 
-    def _fusible(self, x: object) -> bool:
+    def _fusible(self, x: object) -> TypeGuard[Tensor]:
         """Whether the kernel may run for features :obj:`x`: nothing observes or changes PyG's own
         code, and a kernel takes such features. What is asked of edges and aggregations is the
         layer's."""
@@ -151,25 +154,18 @@ class Fused(FusedLayer):
             self._fused_note('fuse=False')
         return self.fuse and self._unaltered(x)
 
-    def _unaltered(self, x: object) -> bool:
+    def _unaltered(self, x: object) -> TypeGuard[Tensor]:
         reason = why_not_layer(self, x)
         self._fused_note(reason or '')
         return reason is None
 
-    def _edges_for_pyg(self, edge_index: Adj) -> Any:
+    def _edges_for_pyg(self, edge_index: Adj) -> Adj:
         """The edges in a form that PyG's own code takes, which runs this call; notes a reason if
         none is known."""
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
             self._fused_note('a sparse matrix' if sparse else 'arguments that no kernel takes')
-        # Under a function transform and in inference mode PyG's EdgeIndex raises errors.
-        if isinstance(edge_index, EdgeIndex) and (
-            transforms_active() or torch.is_inference_mode_enabled()
-        ):
-            return edge_index.as_tensor()
-        if isinstance(edge_index, PreparedGraph):
-            return edge_index.to_edge_index()
-        return edge_index
+        return edges_for_pyg(edge_index)
 
     def _fused_note(self, reason: str) -> None:
         """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
@@ -198,7 +194,7 @@ class Fused(FusedLayer):
             cls._orig_edge_updater = MessagePassing.edge_updater
 
 
-def recast(module: Module, cls: Any) -> Any:
+def recast(module: Module, cls: type[ModuleT]) -> ModuleT:
     """Changes the class of a module; shares parameters, buffers, submodules, hooks and options."""
     out = cls.__new__(cls)
     state = dict(module.__dict__)
@@ -211,8 +207,24 @@ def recast(module: Module, cls: Any) -> Any:
     return out
 
 
-def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] | None:
+def edges_for_pyg(edge_index: Adj) -> Adj:
+    """The edges in a form that PyG's own code takes. Under a function transform and in inference
+    mode PyG's EdgeIndex raises errors."""
+    if isinstance(edge_index, EdgeIndex) and (
+        transforms_active() or torch.is_inference_mode_enabled()
+    ):
+        return edge_index.as_tensor()
+    return edge_index.to_edge_index() if isinstance(edge_index, PreparedGraph) else edge_index
+
+
+def entries(
+    adj_t: Adj, num_src: int, num_dst: int, flow: str
+) -> tuple[Tensor, OptTensor] | None:
     """Edges and weights of a transposed sparse matrix, or None if PyG's code must run."""
+    if not isinstance(adj_t, SparseTensor) and not is_torch_sparse_tensor(adj_t):
+        return None
+    if torch.compiler.is_compiling() or flow != 'source_to_target':
+        return None
     if adj_t.size(0) != num_dst or adj_t.size(1) != num_src:
         return None
     value: OptTensor

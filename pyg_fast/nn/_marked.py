@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
+from torch_geometric.inspector import Signature
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import degree
@@ -21,11 +22,29 @@ from ._reduce import combined
 _STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
 
 
+class Arguments(NamedTuple):
+    """The arguments of the `message`, `aggregate` and `update` of a layer."""
+
+    # Of `message`, of `aggregate` if it is captured and of `update`; and the flow.
+    signatures: tuple[Signature, Signature | None, Signature, str]
+    refused: str | None
+    other: dict[str, None]  # placeholders, which neither reads
+    structure: tuple[str, ...]  # for a softmax, or an aggregation
+    ends: tuple[tuple[tuple[str, str], str, int, object], ...]  # key, name, dimension, default
+    rest: tuple[tuple[str, object], ...]
+    update: tuple[tuple[str, object], ...]
+    # Of a captured `aggregate`: the arguments that may have a row for each destination, and the
+    # names of those of `message` and of `aggregate`.
+    rows: tuple[tuple[str, object], ...] = ()
+    of_message: tuple[str, ...] = ()
+    of_aggregate: tuple[str, ...] = ()
+
+
 class Marks(NamedTuple):
     """What a layer's `propagate` reads, found before :func:`torch.compile` traces it."""
 
     flow: str
-    arguments: Any  # of its `message` and `update`
+    arguments: Arguments
     aggr: type
     reduces: tuple[str, ...]  # of each part of the aggregation
     captures: bool = False  # whether the layer's own `aggregate` is captured, too
@@ -33,7 +52,7 @@ class Marks(NamedTuple):
 
 
 def propagate(
-    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
+    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, object]
 ) -> Any:
     """What `aggregate` returns with marks, or None where PyG's code must run."""
     aggr = conv.aggr_module
@@ -46,10 +65,50 @@ def propagate(
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     edges = list_of(edge_index)
     index = edges[0], edges[1]
-    num_edges = edges.size(1)
     sizes = [None, None] if size is None else list(size)
-    arguments = marks.arguments
-    given: dict[str, Any] = dict(arguments.other)
+    given = _marked_arguments(conv, marks.arguments, kwargs, index, sizes, i)
+    if given is None:
+        return None
+    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
+    num_src = sizes[j] if sizes[j] is not None else sizes[i]
+    assert num_src is not None
+    assert num_dst is not None
+    for name in marks.arguments.structure:
+        given[name] = index[i] if name in _STRUCTURE else num_dst
+    graph = _graph(edge_index, i == 1, num_src, num_dst)
+    csr = [graph.rowptr, graph.col]
+    if graph.t_rowptr is not None and graph.t_col is not None:
+        csr += [graph.t_rowptr, graph.t_col]
+    if marks.captures:
+        out = _aggregate(conv, marks.arguments, kwargs, index[i], num_dst, given)
+        several = type(out) in (tuple, list)
+        parts = list(out) if several else [out]
+        if not all(isinstance(x, Tensor) for x in parts):
+            return out
+        results = [
+            _markers.rows(
+                x, index[i], num_src, num_dst, str(k), csr, graph.perm, graph.t_perm, parts
+            ) for k, x in enumerate(parts)
+        ]  # fmt: skip
+        return type(out)(results) if several else results[0]
+    message = conv.message(**given)
+    if conv.node_dim not in (0, -message.dim()):
+        return None
+    outs = [
+        _markers.aggregate(
+            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
+        ) for reduce in marks.reduces
+    ]  # fmt: skip
+    return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
+
+
+def _marked_arguments(
+    conv: MessagePassing, arguments: Arguments, kwargs: dict[str, object],
+    index: tuple[Tensor, Tensor], sizes: list[int | None], target: int,
+) -> dict[str, object] | None:  # fmt: skip
+    """The arguments of the message, values of nodes and edges with marks; None where PyG's code
+    must run. Notes the numbers of nodes in :obj:`sizes`."""
+    given: dict[str, object] = dict(arguments.other)
     has_source = False
     for (role, argument), name, dim, default in arguments.ends:
         value = kwargs.get(name, default)
@@ -75,53 +134,28 @@ def propagate(
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             return None
-        if isinstance(value, Tensor) and _is_of_edges(value, num_edges):
-            value = _markers.edge(value, index[i], name)
+        if isinstance(value, Tensor) and _is_of_edges(value, index[target].size(0)):
+            value = _markers.edge(value, index[target], name)
         given[name] = value
-    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
-    num_src = sizes[j] if sizes[j] is not None else sizes[i]
-    assert num_src is not None
-    assert num_dst is not None
-    for name in arguments.structure:
-        given[name] = index[i] if name in _STRUCTURE else num_dst
-    graph = _graph(edge_index, i == 1, num_src, num_dst)
-    csr = [graph.rowptr, graph.col]
-    if graph.t_rowptr is not None and graph.t_col is not None:
-        csr += [graph.t_rowptr, graph.t_col]
-    if marks.captures:
-        for name, default in arguments.rows:
-            value = kwargs.get(name, default)
-            if value is inspect.Parameter.empty:
-                return None
-            if isinstance(value, Tensor) and _is_of_edges(value, num_edges):
-                value = _markers.edge(value, index[i], name)
-            elif isinstance(value, Tensor) and _is_of_edges(value, num_dst):
-                value = _markers.node(value, index[i], name)
-            given[name] = value
-        message = conv.message(**{name: given[name] for name in arguments.of_message})
-        out = conv.aggregate(message, **{name: given[name] for name in arguments.of_aggregate})
-        several = type(out) in (tuple, list)
-        if not all(isinstance(x, Tensor) for x in (out if several else [out])):
-            return out
-        parts = list(out) if several else [out]
-        results = [
-            _markers.rows(
-                x, index[i], num_src, num_dst, str(k), csr, graph.perm, graph.t_perm, parts
-            )
-            for k, x in enumerate(parts)
-        ]  # fmt: skip
-        return type(out)(results) if several else results[0]
-    message = conv.message(**given)
-    if conv.node_dim not in (0, -message.dim()):
-        return None
-    outs = []
-    for reduce in marks.reduces:
-        outs.append(_markers.aggregate(
-            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
-        ))  # fmt: skip
-    return combined(
-        aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long)
-    )
+    return given
+
+
+def _aggregate(
+    conv: MessagePassing, arguments: Arguments, kwargs: dict[str, object], index: Tensor,
+    num_dst: int, given: dict[str, object],
+) -> Any:  # fmt: skip
+    """What the layer's own `aggregate` returns. Adds its arguments to those of the message."""
+    for name, default in arguments.rows:
+        value = kwargs.get(name, default)
+        if value is inspect.Parameter.empty:
+            raise TypeError(f'Required parameter {name!r} is empty')  # As PyG.
+        if isinstance(value, Tensor) and _is_of_edges(value, index.size(0)):
+            value = _markers.edge(value, index, name)
+        elif isinstance(value, Tensor) and _is_of_edges(value, num_dst):
+            value = _markers.node(value, index, name)
+        given[name] = value
+    message = conv.message(**{name: given[name] for name in arguments.of_message})
+    return conv.aggregate(message, **{name: given[name] for name in arguments.of_aggregate})
 
 
 def _is_of_edges(value: Tensor, num_edges: int) -> bool:

@@ -1,5 +1,6 @@
 """What a layer's modules and methods are: plain ones, whose code kernels may replace, or not."""
 
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -26,7 +27,7 @@ HOOKS = tuple(
 hooks_of = itemgetter(*HOOKS)
 _COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
 # Whether a `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
-PYGS: dict[Any, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
+PYGS: dict[object, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
 
 
 def allow_propagate(function: object) -> None:
@@ -34,7 +35,7 @@ def allow_propagate(function: object) -> None:
     PYGS[function] = True
 
 
-def note_propagate(*functions: Any) -> None:
+def note_propagate(*functions: Callable[..., object]) -> None:
     """Finds out whether these functions are PyG's own, which compiled code cannot do."""
     for function in functions:
         if function not in PYGS:
@@ -45,7 +46,7 @@ def note_propagate(*functions: Any) -> None:
             )
 
 
-def is_pygs(function: object) -> bool:
+def is_pygs(function: Callable[..., object]) -> bool:
     """Whether a `propagate` or `edge_updater` is PyG's own."""
     note_propagate(function)
     return PYGS[function]
@@ -97,10 +98,11 @@ def weight_and_bias(linear: Module) -> tuple[Tensor, Tensor | None]:
 def part_of(module: Module, name: str) -> Any:
     """The attribute of a module, found sooner if it is a submodule or parameter: each search by
     `Module.__getattr__` takes longer than most checks of a call."""
-    part: Any = module._modules.get(name)
-    if part is None:
-        part = module._parameters.get(name)
-    return getattr(module, name) if part is None else part
+    part = module._modules.get(name)
+    if part is not None:
+        return part
+    parameter = module._parameters.get(name)
+    return getattr(module, name) if parameter is None else parameter
 
 
 def mixes_nodes(module: Module) -> Module | None:

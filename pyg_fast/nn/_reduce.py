@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
-from torch_geometric.typing import Adj, OptTensor, Size
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from ..graph._cache import RequestedSize, derive, requested_size
 from ..graph.graph import graph_of
@@ -40,10 +40,13 @@ from ._aggregated import AggregatesInput, InputPlan
 from ._checks import may_fuse, why_not_reduction
 from ._modules import part_of
 
+# What a layer takes: the features of all nodes, or those of sources and of destinations.
+Features: TypeAlias = Tensor | CBSR | tuple[Tensor | CBSR, Tensor | CBSR | None]
+
 _MEANS = (MeanAggregation, VarAggregation, StdAggregation, PowerMeanAggregation)
 
 
-def source_of(x: Any) -> Any:
+def source_of(x: Features) -> Tensor | CBSR:
     """The features of the sources: the input, or the first of a pair."""
     return x if isinstance(x, (Tensor, CBSR)) else x[0]
 
@@ -61,21 +64,12 @@ def plus(out: Tensor, x: CBSR) -> Tensor:
 
 
 class MeanRequest(NamedTuple):
-    """The mean over neighbours, an operator."""
+    """The mean over neighbours, an operator, or its factors: :obj:`kind="inverse degree"`."""
 
     size: RequestedSize
     dtype: torch.dtype  # of sums
     flow: str
     kind: str = 'mean'
-
-
-class InverseDegreeRequest(NamedTuple):
-    """The factors of a mean."""
-
-    size: RequestedSize
-    dtype: torch.dtype  # of sums
-    flow: str
-    kind: str = 'inverse degree'
 
 
 class Neighbours(NamedTuple):
@@ -149,7 +143,7 @@ class Neighbours(NamedTuple):
             return inverse_degree(graph.rowptr, dtype)
         size = self._size(graph.num_src, graph.num_dst)
         return derive(
-            self.edge_index, InverseDegreeRequest(size, acc_dtype(dtype), self.flow),
+            self.edge_index, MeanRequest(size, acc_dtype(dtype), self.flow, 'inverse degree'),
             lambda: inverse_degree(graph.rowptr, dtype),
         )  # fmt: skip
 
@@ -158,7 +152,7 @@ def _has_transpose(op: SparseOperator) -> bool:
     return op.graph.t_rowptr is not None
 
 
-def neighbours(x: Any, edge_index: Adj, size: Size, flow: str) -> Neighbours | None:
+def neighbours(x: Features, edge_index: Adj, size: Size, flow: str) -> Neighbours | None:
     """The input in one form, or None if PyG's code must accept or reject it."""
     source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
     if not isinstance(source, (Tensor, CBSR)) or not isinstance(edge_index, Tensor):
@@ -211,7 +205,7 @@ class FusedReduce(AggregatesInput):
         """The sum or mean between all nodes. Arguments as of :meth:`Neighbours.graph`."""
         return SparseOperator(to.graph(transpose, num_src=num_src))
 
-    def _by_pyg(self, x: object, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: Features, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         raise NotImplementedError
 
@@ -234,7 +228,7 @@ class FusedReduce(AggregatesInput):
         plan = Plan(self._operator(to, False))
         return InputPlan(plan, getattr(self, 'root_weight', True), None)
 
-    def _neighbours(self, x: object, edge_index: Adj, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: Features, edge_index: Adj, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
         why = type(self)._why_not_aggr(self)
@@ -245,7 +239,7 @@ class FusedReduce(AggregatesInput):
             return None
         return neighbours(x, edge_index, size, self.flow)
 
-    def _few_edges(self, x: Any, edge_index: Adj) -> Tensor | None:
+    def _few_edges(self, x: Features, edge_index: Adj) -> Tensor | None:
         """The list of edges, if PyG's code is faster than a kernel, for which a plain list must be
         sorted."""
         if torch.compiler.is_compiling() or not self._is_exact:
@@ -265,13 +259,15 @@ class FusedReduce(AggregatesInput):
         if not has_few_edges(edge_index, source.size(1), of_list):
             return None
         if isinstance(edge_index, EdgeIndex):
-            if edge_index.sparse_size() != (x.size(0), x.size(0)):
+            if edge_index.sparse_size() != (source.size(0), source.size(0)):
                 return None
             edge_index = edge_index.as_tensor()
         self._fused_note(reason_of(edge_index.size(1)))
         return edge_index
 
-    def _propagate_few(self, x: Any, edge_index: Adj, size: Size) -> tuple[Tensor, Any] | None:
+    def _propagate_few(
+        self, x: Tensor | OptPairTensor, edge_index: Tensor, size: Size
+    ) -> tuple[Tensor, OptTensor] | None:
         """What PyG's `propagate` returns, and the features of destinations."""
         pair = (x, x) if isinstance(x, Tensor) else x
         out = _direct.propagate(self, edge_index, size, {'x': pair})
@@ -285,7 +281,7 @@ class FusedReduce(AggregatesInput):
         """Whether messages may differ from the neighbours' features."""
         return False
 
-    def _features_for_pyg(self, x: object) -> Any:
+    def _features_for_pyg(self, x: Features) -> Tensor | OptPairTensor:
         """The input for PyG's code."""
         return x
 
@@ -317,24 +313,25 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
         inverse = to.inverse_degree(graph, x.dtype)
     means = sums._replace(row_scale=inverse)
 
-    total: Any = None
-    mean: Any = None
-    var: Any = None
+    of: dict[type, Tensor] = {}  # by kind
     if moments:
         semi_grad = any(getattr(part, 'semi_grad', False) for part in parts)
         if not multi and kinds[0] is StdAggregation:
             semi_grad = parts[0].var_aggr.semi_grad
         also = sums if SumAggregation in kinds else means if MeanAggregation in kinds else None
-        var, total = reduce_var(means, x, semi_grad, also)
-        if also is means:
-            mean, total = total, None
+        var, other = reduce_var(means, x, semi_grad, also)
+        of[VarAggregation] = var
+        if StdAggregation in kinds:
+            of[StdAggregation] = std_of(var)
+        if other is not None:
+            of[SumAggregation if also is sums else MeanAggregation] = other
     elif SumAggregation in kinds:
-        total = product(sums, x, out_acc=multi)
-    if MeanAggregation in kinds and mean is None:
-        if total is not None:
-            mean = total * inverse.view(-1, 1)  # type: ignore[union-attr]
+        of[SumAggregation] = product(sums, x, out_acc=multi)
+    if MeanAggregation in kinds and MeanAggregation not in of:
+        if inverse is not None and SumAggregation in of:
+            of[MeanAggregation] = of[SumAggregation] * inverse.view(-1, 1)
         else:
-            mean = product(means, x, out_acc=multi)
+            of[MeanAggregation] = product(means, x, out_acc=multi)
 
     outs = []
     for part, kind in zip(parts, kinds, strict=True):
@@ -342,14 +339,8 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
             outs.append(_power_mean(part, means, x))
         elif kind is MaxAggregation or kind is MinAggregation:
             outs.append(reduce_max(graph, x, minimum=kind is MinAggregation))
-        elif kind is SumAggregation:
-            outs.append(total.to(x.dtype))
-        elif kind is MeanAggregation:
-            outs.append(mean.to(x.dtype))
-        elif kind is VarAggregation:
-            outs.append(var.to(x.dtype))
         else:
-            outs.append(std_of(var).to(x.dtype))
+            outs.append(of[kind].to(x.dtype))
     return aggr.combine(outs) if multi else outs[0]
 
 

@@ -1,12 +1,12 @@
 """GAT and GATv2 layers."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
@@ -18,6 +18,7 @@ from ..graph.graph import graph_of
 from ..graph.prepared_graph import list_of
 from ..graph.small_graphs import has_few_edges, reason_of
 from ..message import Fallback, make_entry
+from ..message._entry import Entry
 from ..message._fallback import tell
 from ..message._inputs import Looped, check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
@@ -25,7 +26,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.edge_scores import edge_and_loop_scores, edge_scores
 from ..ops.edge_sums import Selected, edge_sums
-from ..ops.gat import ScoredGAT, attend
+from ..ops.gat import GAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
@@ -61,8 +62,8 @@ class _FusedAttention(Fused):
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> None:
         if heads < 1:
             raise ValueError(f"'heads' must be at least 1, got {heads}")
@@ -72,7 +73,7 @@ class _FusedAttention(Fused):
             in_channels, out_channels, heads, concat, negative_slope, dropout, *args, **kwargs
         )
 
-    def _ends(self, x: Any) -> tuple[Tensor, Tensor] | None:
+    def _ends(self, x: object) -> tuple[Tensor, Tensor] | None:
         """Features of sources and destinations, or None if PyG's code must run."""
         src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
         if not self._unaltered(src):
@@ -82,10 +83,11 @@ class _FusedAttention(Fused):
             self._fused_note(f'aggr={self.aggr!r}')
             return None
         if dst is src:
-            return src, dst
+            return src, src
+        if not self._unaltered(dst) or dst.dtype != src.dtype or dst.device != src.device:
+            return None
         # With flow='target_to_source' PyG swaps the two of a pair.
-        fits = self._unaltered(dst) and dst.dtype == src.dtype and dst.device == src.device
-        return (src, dst) if fits and self.flow == 'source_to_target' else None
+        return (src, dst) if self.flow == 'source_to_target' else None
 
     def _graph(
         self, edge_index: Adj, src: Tensor, dst: Tensor, has_edges: bool = False
@@ -94,11 +96,7 @@ class _FusedAttention(Fused):
         run."""
         num_src, num_dst = src.size(0), dst.size(0)
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
-                return None
-            if torch.compiler.is_compiling() or self.flow != 'source_to_target':
-                return None
-            found = entries(edge_index, num_src, num_dst)
+            found = entries(edge_index, num_src, num_dst, self.flow)
             if found is None:
                 return None
             edge_index, _ = found
@@ -217,7 +215,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         edge_attr: OptTensor = None,
         size: Size = None,
         return_attention_weights: bool | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, PairTensor] | tuple[Tensor, SparseTensor]:
         """"""
         out = None
         if not return_attention_weights:
@@ -273,13 +271,13 @@ class FusedGATConv(_FusedAttention, GATConv):
                 edge_index, edge_attr, graph, args.num_loops, acc
             )
         bias = self._fused_bias(out_dtype)
-        others = alpha_edge, alpha_loop, bias, args
+        others = alpha_edge, alpha_loop, bias
         if same:
-            out = ScoredGAT.apply(mapped, att_src, att_dst, *others)
+            out = GAT.apply(mapped, att_src, att_dst, *others, (args, True))
         else:
             (alpha_src,) = attention_scores(mapped, att_src)
             (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), att_dst)
-            out = attend(mapped, alpha_src, alpha_dst, *others)
+            out = attend(mapped, alpha_src, alpha_dst, *others, args)
         return self._finished(out, res, bias is not None)
 
     def _edge_scores(
@@ -380,7 +378,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         edge_index: Adj,
         edge_attr: OptTensor = None,
         return_attention_weights: bool | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, PairTensor] | tuple[Tensor, SparseTensor]:
         """"""
         out = None
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
@@ -545,14 +543,15 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
 
 
 # By layer: captures are not part of its state.
-_entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_entries: WeakKeyDictionary[MessagePassing, Entry] = WeakKeyDictionary()
 
 
-def _linear(module: Any, x: Tensor) -> Tensor:
+def _linear(module: Module, x: Tensor) -> Tensor:
     """The result of a linear map."""
-    if not is_plain_linear(module) or module.bias is None:
+    if not is_plain_linear(module):
         return module(x)
-    return linear(x, module.weight, module.bias)
+    weight, bias = weight_and_bias(module)
+    return module(x) if bias is None else linear(x, weight, bias)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:

@@ -1,7 +1,7 @@
 """The GCN layer."""
 
 from contextlib import nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
-from torch_geometric.utils import is_torch_sparse_tensor
 
 from .._lazy import lazy
 from ..graph._cache import outside_inference_mode
@@ -87,9 +86,10 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     """
 
     _base = GCNConv
+    _takes_edge_weight = True
     _fused_own: ClassVar[tuple[str, ...]] = (*Fused._fused_own, '_cached_norm', '_cached_signature')
-    _cached_edge_index: Any
-    _cached_norm: dict[Any, GCNNorm] | None = None
+    _cached_edge_index: tuple[Tensor, OptTensor] | None
+    _cached_norm: dict[tuple[int, str] | None, GCNNorm] | None = None
     _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
 
     @classmethod
@@ -141,31 +141,6 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         self._fused_note(f'aggr={self.aggr!r}')
         return False
 
-    def aggregate_input(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_weight: OptTensor = None,
-        *,
-        tile: int | None = None,
-    ) -> AggregatedInput:
-        r"""Aggregates an input that takes no gradient and is the same in every step, such as that
-        of a first layer without dropout. Pass the result in place of :obj:`x`.
-
-        Args:
-            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
-                they may be in pinned host memory.
-            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
-            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`.
-                (default: :obj:`None`)
-            tile (int, optional): The number of columns to aggregate at a time.
-                (default: :obj:`None`, 32 in host memory, otherwise all)
-
-        Raises:
-            ValueError: If an input requires a gradient, or the layer has no kernel for it.
-        """
-        return self._aggregated_input(x, edge_index, edge_weight, tile)
-
     def _input_plan(
         self, x: Tensor, edge_index: Adj, edge_weight: OptTensor
     ) -> InputPlan | None:
@@ -188,17 +163,19 @@ class FusedGCNConv(AggregatesInput, GCNConv):
 
     def _of_aggregated(self, x: AggregatedInput, edge_index: Adj) -> Tensor:
         self._check_aggregated(x, edge_index)
-        weight, bias, out_dtype = self._map_of(x)
-        out = F.linear(x.aggregated.to(weight.dtype), weight).to(out_dtype)
+        weight, bias, out_acc = self._map_of(x)
+        out = F.linear(x.aggregated.to(weight.dtype), weight)
+        out = out.to(acc_dtype(out.dtype)) if out_acc else out
         return out if bias is None else out + bias
 
-    def _map_of(self, x: AggregatedInput) -> tuple[Tensor, OptTensor, torch.dtype]:
-        """The weight, the bias and the type of the result for an aggregated input."""
+    def _map_of(self, x: AggregatedInput) -> tuple[Tensor, OptTensor, bool]:
+        """The weight, the bias and whether the result has the type of sums, for an aggregated
+        input."""
         if not self._commutes():
             raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
         dtype = autocast_dtype(x.aggregated) or x.dtype
         bias, out_acc = self._suited_bias(dtype, x.weight_dtype)
-        return self.lin.weight.to(dtype), bias, acc_dtype(dtype) if out_acc else dtype
+        return self.lin.weight.to(dtype), bias, out_acc
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
         """Whether to scatter over plain edges without weights instead of sorting them."""
@@ -269,12 +246,8 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         elif keep and self._cached_adj_t is not None:
             edge_index, edge_weight, normalize = self._cached_adj_t, None, False
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
-                return None
-            if torch.compiler.is_compiling() or self.flow != 'source_to_target':
-                return None
             loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
-            of_matrix = entries(edge_index, num_nodes, num_nodes)
+            of_matrix = entries(edge_index, num_nodes, num_nodes, self.flow)
             # PyG's code rejects or ignores an `edge_weight` beside a matrix.
             if of_matrix is None or edge_weight is not None:
                 return None
@@ -288,7 +261,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         if edge_weight is not None:
             if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
                 return None
-            _check_weight(edge_weight, edge_index, x)
+            check_weight(edge_weight, edge_index, x)
             wide = torch.promote_types(edge_weight.dtype, x.dtype)
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
@@ -387,7 +360,7 @@ class _Edges(NamedTuple):
     fill_value: float
 
 
-def _check_weight(edge_weight: Tensor, edge_index: Tensor, x: Tensor | CBSR) -> None:
+def check_weight(edge_weight: Tensor, edge_index: Tensor, x: Tensor | CBSR) -> None:
     """Raises unless there is a weight for each edge, on the device of the features."""
     if edge_weight.size(0) != edge_index.size(1):
         raise ValueError(

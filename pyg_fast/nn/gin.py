@@ -12,7 +12,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ._aggregated import AggregatedInput
 from ._modules import part_of
-from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
+from ._reduce import Features, FusedReduce, Neighbours, plus, reduce, with_values
 
 
 class FusedGINConv(FusedReduce, GINConv):
@@ -73,7 +73,7 @@ class FusedGINConv(FusedReduce, GINConv):
             return self._by_pyg(x, edge_index, size)
         return self.nn(self._combined(self._messages_of(to)))
 
-    def _by_pyg(self, x: object, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: Features, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         return super().forward(self._features_for_pyg(x), self._edges_for_pyg(edge_index), size)
 

@@ -5,7 +5,6 @@ reads a number for each edge and head, the relation's prior. Here a source has a
 relations, of a product with all their matrices, and priors are factors of the matrices.
 """
 
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn import ParameterDict
 from torch_geometric.nn import HGTConv, MessagePassing
 from torch_geometric.nn.dense import HeteroLinear
+from torch_geometric.typing import Adj
 
 from ..message import Fallback
 from ._modules import is_plain
@@ -43,7 +43,7 @@ class FusedHeterogeneousAttention(FusedPropagate):
         return f"{text}\nrelations: PyG's code: {reason}" if text and reason else text
 
     def forward(
-        self, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
+        self, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Adj]
     ) -> dict[str, Tensor]:
         if torch.compiler.is_compiling():
             return super().forward(x_dict, edge_index_dict)
@@ -57,7 +57,7 @@ class FusedHeterogeneousAttention(FusedPropagate):
 
 
 def _checked(
-    conv: MessagePassing, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
+    conv: MessagePassing, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Adj]
 ) -> dict[_Relation, tuple[Tensor, Tensor]]:
     """Sources and destinations of each relation.
 
@@ -109,7 +109,7 @@ def _check_layer(conv: MessagePassing) -> None:
         raise Fallback('p_rel is replaced')
 
 
-def _is_plain_map(module: Any, shape: tuple[int, ...]) -> bool:
+def _is_plain_map(module: HeteroLinear, shape: tuple[int, ...]) -> bool:
     """Whether a map consists only of its matrices."""
     return (
         type(module) is HeteroLinear

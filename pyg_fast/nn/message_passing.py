@@ -1,24 +1,25 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
 import inspect
+from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, StdAggregation
-from torch_geometric.typing import Adj, Size
+from torch_geometric.typing import Adj, OptTensor, Size
 
 from ..graph.graph import graph_of
-from ..graph.prepared_graph import PreparedGraph, has_list
+from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs
-from ..ops._transforms import transforms_active, transforms_traced
+from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
 from . import _direct
 from ._checks import (
@@ -32,16 +33,20 @@ from ._checks import (
     why_not_arguments,
     why_not_message,
 )
-from ._layer import FusedLayer
-from ._marked import Marks
+from ._layer import FusedLayer, edges_for_pyg
+from ._marked import Arguments, Marks
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS
 from ._reduce import combined
 
+P = ParamSpec('P')
+T = TypeVar('T')
+_Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
+
 _PYTHON_PROPAGATE = MessagePassing.propagate
 
 
-def _pairs_of(conv: MessagePassing, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, object]:
     """The arguments for PyG's `propagate`. Compiled from a template, as for any layer of PyG, it
     takes the first of a pair for sources; its Python code with `target_to_source` the second."""
     if conv.flow == 'source_to_target' or not _runs_python(type(conv)):
@@ -76,7 +81,7 @@ def _with_plain_list(
     return x, edge_index, *more
 
 
-def _width(kwargs: dict[str, Any]) -> int:
+def _width(kwargs: dict[str, object]) -> int:
     """The most numbers of a row of the inputs."""
     width = 1
     for value in kwargs.values():
@@ -95,7 +100,7 @@ def _runs_python(cls: type) -> bool:
     return found[0] is _PYTHON_PROPAGATE
 
 
-def _with_own_code(function: Any) -> Any:
+def _with_own_code(function: Callable[P, T]) -> Callable[P, T]:
     """A copy of a function. Dynamo compiles a code object at most eight times: the layers that a
     program compiles one by one would share the number."""
     out = FunctionType(
@@ -114,7 +119,7 @@ class FusedPropagate(FusedLayer):
     _fused_own: ClassVar[tuple[str, ...]] = OWN
     _marks: Marks | None = None  # None: PyG's code in compiled code
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if getattr(cls.__call__, '__module__', None) == __name__:
             cls.__call__ = _with_own_code(cls.__call__)  # type: ignore[method-assign]
@@ -139,7 +144,12 @@ class FusedPropagate(FusedLayer):
         if '_call' not in own or not own.get('_last_run'):
             own['_last_run'] = reason
 
-    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
+    @classmethod
+    def _fused_replaced(cls) -> Callable[..., Tensor]:
+        """The `propagate` that the class replaces."""
+        return super().propagate
+
+    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
             out = _marked(self, edge_index, size, kwargs)
@@ -186,16 +196,10 @@ class FusedPropagate(FusedLayer):
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {error}"
                 ) from error
-        if isinstance(edge_index, EdgeIndex) and (
-            transforms_active() or torch.is_inference_mode_enabled()
-        ):
-            edge_index = edge_index.as_tensor()
-        elif isinstance(edge_index, PreparedGraph):
-            edge_index = edge_index.to_edge_index()
         kwargs = _pairs_of(self, kwargs)
-        return super().propagate(edge_index, size=size, **kwargs)
+        return super().propagate(edges_for_pyg(edge_index), size=size, **kwargs)
 
-    def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
         """The result of :meth:`propagate`, or :class:`Fallback`."""
         return _fused(self, edge_index, size, kwargs)
 
@@ -203,7 +207,7 @@ class FusedPropagate(FusedLayer):
         """Whether `forward` returns another tensor than :meth:`propagate`, and writes into none."""
         return False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
@@ -221,19 +225,19 @@ class FusedPropagate(FusedLayer):
             own.pop('_graphs', None)
             own.pop('_watched', None)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = dict(self.__dict__)
         for name in OWN:
             state.pop(name, None)
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         mark(self)
 
     def _fused_to_base(self) -> MessagePassing:
         # A layer of a user's own class has PyG's code by another `propagate`.
-        cls: Any = type(self)
+        cls: object = type(self)
         return self._fused_recast(getattr(cls, '_base', None) or _scripted_class(cls))
 
     @property
@@ -276,7 +280,9 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         ...         return torch.sigmoid(x_i + x_j) * x_j
     """
 
-    def __init__(self, aggr: Aggregation = 'sum', *, strict: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, aggr: Aggregation = 'sum', *, strict: bool = False, **kwargs: object
+    ) -> None:
         super().__init__(aggr, **kwargs)
         self.strict = strict
         mark(self)
@@ -296,24 +302,18 @@ def mark(conv: MessagePassing) -> None:
     conv.__dict__['_marks'] = Marks(conv.flow, _arguments(conv), type(aggr), reduces, captures)
 
 
-def _replaced_propagate(cls: Any) -> Any:
-    """The `propagate` that :class:`FusedPropagate` replaces, or would replace, in a class."""
-    if issubclass(cls, FusedPropagate):
-        return super(FusedPropagate, cls).propagate
-    return cls.propagate
-
-
 def why_never(conv: MessagePassing) -> str | None:
     """Why PyG's code would run for every input of a layer, of ours or not yet."""
-    reads = why_not_arguments(conv)
-    return why_never_message(conv, conv.aggr_module, reads, _replaced_propagate(type(conv)))
+    cls, reads = type(conv), why_not_arguments(conv)
+    replaced = cls._fused_replaced() if issubclass(cls, FusedPropagate) else cls.propagate
+    return why_never_message(conv, conv.aggr_module, reads, replaced)
 
 
 def why_not(
     conv: MessagePassing, edge_index: Adj, aggr: Aggregation, reads: str | None
 ) -> str | None:
     """As :func:`~pyg_fast.nn._checks.why_not_message`."""
-    return why_not_message(conv, edge_index, aggr, reads, _replaced_propagate(type(conv)))
+    return why_not_message(conv, edge_index, aggr, reads, conv._fused_replaced())
 
 
 def _is_exporting() -> bool:
@@ -321,7 +321,9 @@ def _is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-def _marked(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Any:
+def _marked(
+    conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, object]
+) -> OptTensor:
     """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
@@ -337,24 +339,7 @@ def _marked(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str,
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in update})
 
 
-class _Arguments(NamedTuple):
-    """The arguments of the `message`, `aggregate` and `update` of a layer."""
-
-    signatures: tuple[Any, ...]  # of the three, and the flow
-    refused: str | None
-    other: dict[str, Any]  # placeholders, which neither reads
-    structure: tuple[str, ...]  # for a softmax, or an aggregation
-    ends: tuple[tuple[tuple[str, str], str, int, Any], ...]  # key, name, dimension, default
-    rest: tuple[tuple[str, Any], ...]
-    update: tuple[tuple[str, Any], ...]
-    # Of a captured `aggregate`: the arguments that may have a row for each destination, and the
-    # names of those of `message` and of `aggregate`.
-    rows: tuple[tuple[str, Any], ...] = ()
-    of_message: tuple[str, ...] = ()
-    of_aggregate: tuple[str, ...] = ()
-
-
-def _arguments(conv: MessagePassing) -> _Arguments:
+def _arguments(conv: MessagePassing) -> Arguments:
     """The arguments of a layer, stored on it until its signatures or its flow change."""
     signature, flow = conv.inspector.get_signature, conv.flow
     message, update = signature('message'), signature('update')
@@ -365,10 +350,10 @@ def _arguments(conv: MessagePassing) -> _Arguments:
         if one is message and two is captured and three is update and last == flow:
             return known
     i, j = (1, 0) if flow == 'source_to_target' else (0, 1)
-    fixed: dict[str, Any] = {}
+    fixed: dict[str, None] = {}
     structure, ends = [], []
-    rest: list[tuple[str, Any]] = []
-    rows: list[tuple[str, Any]] = []
+    rest: list[tuple[str, object]] = []
+    rows: list[tuple[str, object]] = []
     of_message = message.param_dict
     of_aggregate = {} if captured is None else captured.param_dict
     for name, param in {**of_aggregate, **of_message}.items():
@@ -381,7 +366,7 @@ def _arguments(conv: MessagePassing) -> _Arguments:
             ends.append((('src' if dim == j else 'dst', name), name[:-2], dim, param.default))
         else:
             (rest if name in of_message else rows).append((name, param.default))
-    found = _Arguments(
+    found = Arguments(
         (message, captured, update, flow), why_not_arguments(conv), fixed, tuple(structure),
         tuple(ends), tuple(rest),
         tuple((name, param.default) for name, param in update.param_dict.items()), tuple(rows),
@@ -391,7 +376,7 @@ def _arguments(conv: MessagePassing) -> _Arguments:
     return found
 
 
-def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
+def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
     """The result of `propagate`.
 
     Raises:
@@ -443,8 +428,9 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
 
 
 def _collect(
-    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, Any], names: _Arguments
-) -> tuple[dict[tuple[str, str], Tensor], dict[str, Any], tuple[int, int]]:
+    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, object],
+    names: Arguments,
+) -> tuple[_Inputs, dict[str, object], tuple[int, int]]:
     """The arguments of a message: tensors of nodes and edges by role and name, others by name; and
     the numbers of sources and destinations.
 
@@ -452,8 +438,9 @@ def _collect(
         Fallback: If PyG's code must run.
     """
     sizes = list(conv._check_input(edge_index, size))
-    num_edges, node_dim, other = edge_index.size(1), conv.node_dim, dict(names.other)
-    inputs: dict[tuple[str, str], Tensor] = {}
+    num_edges, node_dim = edge_index.size(1), conv.node_dim
+    other: dict[str, object] = dict(names.other)
+    inputs: _Inputs = {}
     for key, base, dim, default in names.ends:
         value = kwargs.get(base, default)
         if isinstance(value, (tuple, list)):
@@ -503,7 +490,7 @@ def _collect(
     return inputs, other, (num_src, num_dst)
 
 
-def _unwritten(conv: MessagePassing, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
+def _unwritten(conv: MessagePassing, inputs: _Inputs) -> _Inputs:
     """Inputs that the backward pass may read again: copies of those of nodes where the layer's
     `update` or `forward` writes into them; PyG's messages gather copies, too. The first call with
     gradients finds out."""
@@ -569,7 +556,7 @@ def fused_class(base: type) -> type[FusedPropagate]:
 
 
 @lru_cache(maxsize=64)
-def _scripted_class(cls: Any) -> type:
+def _scripted_class(cls: type[MessagePassing]) -> type[MessagePassing]:
     """The class of a :class:`FusedMessagePassing` with PyG's `propagate`."""
     body = {
         '__module__': cls.__module__,
@@ -585,7 +572,7 @@ def _reduce_ex(self: FusedPropagate, protocol: object) -> tuple:
     return _remade, (self._base,), self.__getstate__()
 
 
-def _remade(base: type) -> Any:
+def _remade(base: type) -> FusedPropagate:
     return object.__new__(fused_class(base))
 
 

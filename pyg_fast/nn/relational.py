@@ -6,7 +6,7 @@ row (i, r) of the sums that the matrices take. No edge needs a matrix of its own
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing, RGATConv, RGCNConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.typing import Adj, OptTensor, Size
+from torch_geometric.typing import Adj, OptTensor, PairOptTensor, Size
 from torch_geometric.utils import softmax
 
 from ..graph.graph import graph_of
@@ -37,32 +37,35 @@ _REDUCES = {SumAggregation: 'sum', MeanAggregation: 'mean'}
 _METHODS = {cls: (cls.forward, cls.message, cls.update) for cls in (RGCNConv, RGATConv)}
 
 
-def _check(conv: MessagePassing, cls: Any, edge_index: Adj, edge_type: Any) -> str:
-    """How messages are reduced.
+def _check(
+    conv: MessagePassing, cls: type[MessagePassing], edge_index: Adj, edge_type: object
+) -> tuple[str, Tensor]:
+    """How messages are reduced, and the relation of each edge, int64.
 
     Raises:
         Fallback: If PyG's code must run.
     """
     reason = why_not(conv, edge_index, conv.aggr_module, None)
-    if reason is None and (cls.forward, cls.message, cls.update) != _METHODS[cls]:
-        reason = 'its message passing is overridden'
-    if reason is None and type(conv.aggr_module) not in _REDUCES:
-        reason = f'{type(conv.aggr_module).__name__} over relations'
-    if reason is None and conv.flow != 'source_to_target':
-        reason = f'flow={conv.flow!r}'
-    if reason is None and (
+    if reason is not None:
+        raise Fallback(reason)
+    if (cls.forward, cls.message, cls.update) != _METHODS[cls]:
+        raise Fallback('its message passing is overridden')
+    if type(conv.aggr_module) not in _REDUCES:
+        raise Fallback(f'{type(conv.aggr_module).__name__} over relations')
+    if conv.flow != 'source_to_target':
+        raise Fallback(f'flow={conv.flow!r}')
+    if (
         not isinstance(edge_type, Tensor) or edge_type.dim() != 1
         or edge_type.size(0) != edge_index.size(1) or edge_type.device != edge_index.device
         or edge_type.is_floating_point() or edge_type.dtype == torch.bool
     ):  # fmt: skip
-        reason = 'an edge_type that is no number for each edge'
-    if reason is None and not edge_type.is_cuda and edge_type.size(0) > 0:
-        low, high = edge_type.long().aminmax()
+        raise Fallback('an edge_type that is no number for each edge')
+    kind = edge_type.long()
+    if not kind.is_cuda and kind.size(0) > 0:
+        low, high = kind.aminmax()
         if low < 0 or high >= conv.num_relations:  # PyG knows what to do.
-            reason = 'relations out of range'
-    if reason is not None:
-        raise Fallback(reason)
-    return _REDUCES[type(conv.aggr_module)]
+            raise Fallback('relations out of range')
+    return _REDUCES[type(conv.aggr_module)], kind
 
 
 def _ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +83,9 @@ class FusedRelationalSums(FusedPropagate):
         all relations has no message."""
         return 'one sum for all relations' if self.__dict__.get('_one_sum') else super().plan
 
-    def forward(self, x: Any, edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
+    def forward(
+        self, x: OptTensor | PairOptTensor, edge_index: Adj, edge_type: OptTensor = None
+    ) -> Tensor:
         if not torch.compiler.is_compiling():
             self.__dict__['_one_sum'] = False
             try:
@@ -93,52 +98,75 @@ class FusedRelationalSums(FusedPropagate):
         return super().forward(x, edge_index, edge_type)
 
 
-def _sum(conv: MessagePassing, x: Any, edge_index: Adj, edge_type: Any) -> Tensor:
+def _sum(
+    conv: MessagePassing, x: OptTensor | PairOptTensor, edge_index: Adj, edge_type: OptTensor
+) -> Tensor:
     """The result of RGCNConv."""
-    reduce = _check(conv, RGCNConv, edge_index, edge_type)
+    reduce, kind = _check(conv, RGCNConv, edge_index, edge_type)
+    x_l, x_r = _features(conv, x)
+    is_id, num_relations = x_l is None, conv.num_relations
+    if (
+        torch_geometric.typing.WITH_SEGMM and reduce == 'mean' and not is_id
+        and conv.num_bases is None and conv.num_blocks is None
+    ):  # fmt: skip
+        raise Fallback('PyG may take the mean over all relations')
+    num_src, width = (conv.in_channels_l, conv.out_channels) if x_l is None else x_l.shape
+    num_dst, read = x_r.size(0), [x_r] if x_l is None else [x_l, x_r]
+    check_inputs(edge_index.device, read, edge_index.size(1), (num_src, num_dst))
+    conv._check_input(edge_index, (num_src, num_dst))
+    weight = _matrices(conv)
+    of_features = None if is_id else weight
+    if x_l is None:
+        if num_src * num_relations > MOST_NODES:
+            raise Fallback(f'{num_src * num_relations} pairs of a node and a relation')
+        x_l = weight.reshape(-1, width)
+    elif width != conv.in_channels_l:  # PyG knows what to do.
+        raise Fallback(f'in_channels={conv.in_channels_l} for features of width {width}')
+    edges = _Edges(edge_index, kind, num_src, num_dst, num_relations, is_id)
+    out = _way(edges, width)(edges, x_l.contiguous(), of_features, reduce == 'mean')
+    out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
+    if conv.root is not None:
+        out = out + (x_r @ conv.root if x_r.is_floating_point() else conv.root[x_r])
+    return out if conv.bias is None else out + conv.bias
+
+
+def _features(
+    conv: MessagePassing, x: OptTensor | PairOptTensor
+) -> tuple[Tensor | None, Tensor]:
+    """The features of RGCNConv's sources, None where nodes have only numbers, and those of
+    destinations, or their numbers.
+
+    Raises:
+        Fallback: If PyG's code must run.
+    """
     x_l, x_r = x if isinstance(x, tuple) else (x, x)
-    num_relations, is_id = conv.num_relations, x_l is None
-    by_blocks = conv.num_blocks is not None
     if x is None:
         x_r = torch.arange(conv.in_channels_l, device=conv.weight.device)
     if not isinstance(x_r, Tensor) or x_r.dim() != (2 if x_r.is_floating_point() else 1):
         raise Fallback('features that are no matrix')
-    if is_id:
-        num_src, width = conv.in_channels_l, conv.out_channels
-        if by_blocks or x_r.is_floating_point():
-            raise Fallback('numbers of nodes')
-    elif not isinstance(x_l, Tensor) or x_l.dim() != 2 or not x_r.is_floating_point():
-        raise Fallback('numbers of nodes')
+    if x_l is None:
+        fits = conv.num_blocks is None and not x_r.is_floating_point()
     else:
-        num_src, width = x_l.shape
-    if (
-        torch_geometric.typing.WITH_SEGMM and reduce == 'mean' and not is_id
-        and conv.num_bases is None and not by_blocks
-    ):  # fmt: skip
-        raise Fallback('PyG may take the mean over all relations')
-    num_dst = x_r.size(0)
-    read = [x_r] if is_id else [x_l, x_r]
-    check_inputs(edge_index.device, read, edge_index.size(1), (num_src, num_dst))
-    conv._check_input(edge_index, (num_src, num_dst))
-    weight = conv.weight
+        fits = isinstance(x_l, Tensor) and x_l.dim() == 2 and x_r.is_floating_point()
+    if not fits:
+        raise Fallback('numbers of nodes')
+    return x_l, x_r
+
+
+def _matrices(conv: MessagePassing) -> Tensor:
+    """The matrix of each relation of RGCNConv, or its diagonal blocks.
+
+    Raises:
+        Fallback: If PyG's code must run.
+    """
+    weight, num_relations = conv.weight, conv.num_relations
     if conv.num_bases is not None:
         weight = (conv.comp @ weight.view(conv.num_bases, -1)).view(
             num_relations, conv.in_channels_l, conv.out_channels
         )
     if weight.size(0) != num_relations or num_relations == 0:
         raise Fallback(f'num_relations={num_relations} of {weight.size(0)} matrices')
-    if not is_id and width != conv.in_channels_l:  # PyG knows what to do.
-        raise Fallback(f'in_channels={conv.in_channels_l} for features of width {width}')
-    if is_id:
-        if num_src * num_relations > MOST_NODES:
-            raise Fallback(f'{num_src * num_relations} pairs of a node and a relation')
-        x_l, weight = weight.reshape(-1, width), None
-    edges = _Edges(edge_index, edge_type.long(), num_src, num_dst, num_relations, is_id)
-    out = _way(edges, width)(edges, x_l.contiguous(), weight, reduce == 'mean')
-    out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
-    if conv.root is not None:
-        out = out + (x_r @ conv.root if x_r.is_floating_point() else conv.root[x_r])
-    return out if conv.bias is None else out + conv.bias
+    return weight
 
 
 class _Edges(NamedTuple):
@@ -291,7 +319,7 @@ def _pairs_of(edges: _Edges, weight: Tensor | None) -> _Pairs:
     if by_relation:
         col += relation * num_src
         num_src *= num_relations
-    sums = Graph(rowptr, col, None, None, None, None, num_src, num_rows, missing='perm')
+    sums = Graph.without_positions(rowptr, col, num_src, num_rows)
     tiles = Graph(
         ids[: num_tiles + 1].minimum(tileptr[-1]), csr_rows(tileptr, 0, num_tiles), None,
         tileptr, ids[:num_tiles], None, num_relations, num_tiles,
@@ -301,7 +329,7 @@ def _pairs_of(edges: _Edges, weight: Tensor | None) -> _Pairs:
     rowptr, col, _ = ops.to_csr_unweighted.default(
         torch.stack([ids[:-1], target]), num_rows, num_dst, False, False, report=False
     )
-    totals = Graph(rowptr, col, None, None, None, None, num_rows, num_dst, missing='perm')
+    totals = Graph.without_positions(rowptr, col, num_rows, num_dst)
     return _Pairs(sums, tiles, totals)
 
 
@@ -328,7 +356,7 @@ class FusedRelationalAttention(FusedPropagate):
     """Mixin before :class:`~torch_geometric.nn.RGATConv`: the maps of nodes, one for each relation,
     and a message without matrices."""
 
-    def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
         return _attention(self, edge_index, size, **kwargs)
 
     def _message(
@@ -361,10 +389,11 @@ class FusedRelationalAttention(FusedPropagate):
 
 
 def _attention(
-    conv: MessagePassing, edge_index: Adj, size: Size, x: Any, edge_type: Any, edge_attr: OptTensor
-) -> Tensor:
+    conv: MessagePassing, edge_index: Adj, size: Size, x: object, edge_type: object,
+    edge_attr: object,
+) -> Tensor:  # fmt: skip
     """The result of RGATConv."""
-    reduce = _check(conv, RGATConv, edge_index, edge_type)
+    reduce, kind = _check(conv, RGATConv, edge_index, edge_type)
     if conv.attention_mechanism != 'across-relation':
         raise Fallback(f'{conv.attention_mechanism} attention')
     if conv.mod == 'f-additive':  # It tells zero from the smallest numbers.
@@ -373,48 +402,34 @@ def _attention(
         raise Fallback(f'node_dim={conv.node_dim}')
     if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPES:
         raise Fallback('features that are no matrix')
-    num_nodes, num_channels = x.shape
-    if size is not None and any(each not in (None, num_nodes) for each in size):
+    if size is not None and any(each not in (None, x.size(0)) for each in size):
         raise Fallback('sizes that differ')
     conv._check_input(edge_index, size)
-    num_relations, num_edges = conv.num_relations, edge_index.size(1)
-    inputs: dict[tuple[str, str], Tensor] = {}
-    other: dict[str, Any] = {}
-    if edge_attr is not None:
-        if not isinstance(edge_attr, Tensor) or edge_attr.dim() > 2 or conv.lin_edge is None:
-            raise Fallback('edge features without a map')
-        edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
-        if edge_attr.size(0) != num_edges or not is_plain_linear(conv.lin_edge):
-            raise Fallback('edge features by relation, or an observed map')
-        inputs['edge', 'edge_attr'] = edge_attr
-        other['edge_map'] = conv.lin_edge.weight.t() @ conv.e
-    check_inputs(edge_index.device, [x, *inputs.values()], num_edges, (num_nodes, num_nodes))
+    inputs, other = _edge_features(conv, edge_attr, edge_index.size(1))
+    check_inputs(
+        edge_index.device, [x, *inputs.values()], edge_index.size(1), (x.size(0), x.size(0))
+    )
+    num_nodes, num_relations = x.size(0), conv.num_relations
     num_pairs = num_nodes * num_relations
-    if num_pairs > min(MOST_NODES, num_edges * num_channels):  # PyG's matrices take less.
+    if num_pairs > min(MOST_NODES, edge_index.size(1) * x.size(1)):  # PyG's matrices take less.
         raise Fallback(f'{num_pairs} pairs of a node and a relation')
 
     source, target = _ends(edge_index)
-    kind = edge_type.long()
-    inputs['edge', 'edge_type'] = kind.float()  # Kernels compare floats.
     pair = torch.where((kind >= 0) & (kind < num_relations), source * num_relations + kind, -1)
-    value = _by_relation(conv, x)
-    edges, scores = torch.stack([pair, target]), (conv.heads, conv.dim)
+    edges = torch.stack([pair, target])
 
     def graph(transpose: bool) -> Graph:
         return graph_of(edges, num_pairs, num_nodes, transpose=transpose)
 
+    value, scores = _by_relation(conv, x), (conv.heads, conv.dim)
+    inputs['edge', 'edge_type'] = kind.float()  # Kernels compare floats.
     inputs['src', 'value_j'] = value.view(-1, conv.heads, conv.out_channels)
     inputs['src', 'key_j'] = (value @ conv.k).view(-1, *scores)
     inputs['dst', 'query_i'] = (value @ conv.q).view(num_nodes, num_relations, *scores)
     other['relations'] = torch.arange(num_relations, dtype=torch.float32, device=x.device)
     if conv.mod in ('scaled', 'f-scaled'):
         degree = graph(False).rowptr.diff().to(value.dtype).view(-1, 1)
-        shape = [num_nodes, 1, -1]
-        if conv.mod == 'scaled':
-            degree = conv.activation(degree @ conv.l1 + conv.b1) @ conv.l2 + conv.b2
-            if conv.attention_mode != 'additive-self-attention':
-                shape.insert(1, 1)
-        inputs['dst', 'degree_i'] = degree.view(shape)
+        inputs['dst', 'degree_i'] = _degree_scale(conv, degree)
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry()
@@ -422,6 +437,35 @@ def _attention(
     # `forward` wants it set, and forgets it.
     conv._alpha = out.detach()
     return conv.update(out)
+
+
+def _edge_features(
+    conv: MessagePassing, edge_attr: object, num_edges: int
+) -> tuple[dict[tuple[str, str], Tensor], dict[str, Tensor]]:
+    """The features of edges and their map for the scores, as inputs of RGATConv's message.
+
+    Raises:
+        Fallback: If PyG's code must run.
+    """
+    if edge_attr is None:
+        return {}, {}
+    if not isinstance(edge_attr, Tensor) or edge_attr.dim() > 2 or conv.lin_edge is None:
+        raise Fallback('edge features without a map')
+    edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+    if edge_attr.size(0) != num_edges or not is_plain_linear(conv.lin_edge):
+        raise Fallback('edge features by relation, or an observed map')
+    edge_map = conv.lin_edge.weight.t() @ conv.e
+    return {('edge', 'edge_attr'): edge_attr}, {'edge_map': edge_map}
+
+
+def _degree_scale(conv: MessagePassing, degree: Tensor) -> Tensor:
+    """The factors of RGATConv's `mod`, of the degrees."""
+    shape = [degree.size(0), 1, -1]
+    if conv.mod == 'scaled':
+        degree = conv.activation(degree @ conv.l1 + conv.b1) @ conv.l2 + conv.b2
+        if conv.attention_mode != 'additive-self-attention':
+            shape.insert(1, 1)
+    return degree.view(shape)
 
 
 def _by_relation(conv: MessagePassing, x: Tensor) -> Tensor:

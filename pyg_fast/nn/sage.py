@@ -16,7 +16,7 @@ from ..sparse.operator import SparseOperator
 from ._aggregated import AggregatedInput
 from ._layer import autocast_dtype
 from ._modules import is_plain_linear, part_of, weight_and_bias
-from ._reduce import FusedReduce, Neighbours, reduce, source_of
+from ._reduce import Features, FusedReduce, Neighbours, reduce, source_of
 
 
 class FusedSAGEConv(FusedReduce, SAGEConv):
@@ -96,11 +96,11 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             out = self._with_root(out, root)
         return self._normalized(out)
 
-    def _by_pyg(self, x: object, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: Features, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         return super().forward(self._features_for_pyg(x), self._edges_for_pyg(edge_index), size)
 
-    def _of_few_edges(self, x: object, edge_index: Tensor, size: Size) -> Tensor:
+    def _of_few_edges(self, x: Tensor | OptPairTensor, edge_index: Tensor, size: Size) -> Tensor:
         """PyG's own way for few edges, with less Python around the same operations."""
         few = None if self.project else self._propagate_few(x, edge_index, size)
         if few is None:
@@ -180,7 +180,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             root_weight = None if root_weight is None else root_weight.to(dtype)
         return LinearAggregation(x, weight, bias, Plan(op), root_weight)
 
-    def _neighbours(self, x: object, edge_index: Adj, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: Features, edge_index: Adj, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
             return None
         return super()._neighbours(x, edge_index, size)

@@ -1,13 +1,12 @@
 """TransformerConv with its attention in fused kernels."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import TransformerConv
-from torch_geometric.typing import Adj, OptTensor
+from torch_geometric.typing import Adj, OptTensor, PairTensor, SparseTensor
 
 from ..ops.linear import linears
 from ._checks import FORWARDS
@@ -19,9 +18,9 @@ class FusedTransformer(FusedPropagate):
     """Mixin before TransformerConv: the linear maps of the same features are one function."""
 
     def forward(
-        self, x: Any, edge_index: Adj, edge_attr: OptTensor = None,
+        self, x: Tensor | PairTensor, edge_index: Adj, edge_attr: OptTensor = None,
         return_attention_weights: bool | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Tensor | tuple[Tensor, PairTensor] | tuple[Tensor, SparseTensor]:  # fmt: skip
         """"""
         maps = None if return_attention_weights is not None else self._maps(x)
         if maps is None:
@@ -48,7 +47,7 @@ class FusedTransformer(FusedPropagate):
         known = type(self).forward in (FusedTransformer.forward, TransformerConv.forward)
         return known and (self.root_weight or not self.concat)
 
-    def _maps(self, x: Any) -> tuple[Tensor, ...] | None:
+    def _maps(self, x: Tensor | PairTensor) -> tuple[Tensor, ...] | None:
         """Queries, keys, values, and the node's own part if there is one; None if PyG's code must
         map the features."""
         if (

@@ -1,7 +1,7 @@
 """The operations: typed checks, kernels, gradients."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..functional.aggregate import aggregate
 from ..functional.cbsr_spmm import cbsr_spmm
@@ -24,6 +24,7 @@ from .node_map import NodeMap
 from .random_walk import pinsage_neighbors, random_walk
 
 if TYPE_CHECKING:
+    from ..message import message_passing
     from ..papers.maxk import maxk
 
 __all__ = [
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == 'message_passing':  # It is made of other ops, and imported when it is used.
         return import_module('pyg_fast.message').message_passing
     if name == 'maxk':

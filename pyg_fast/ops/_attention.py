@@ -66,23 +66,12 @@ def composed(
     :obj:`logits` gets source, destination and id of all edges, loops last.
     """
     (rowptr, col, perm, *_), num_loops, _, dropout, seed, out_acc = args
-    heads, device = x.size(1), x.device
-    row = torch.arange(rowptr.size(0) - 1, device=device).repeat_interleave(rowptr.diff().long())
-    loops = torch.arange(num_loops, device=device)
-    ids = torch.arange(row.size(0), device=device) if perm is None else perm[: row.size(0)].long()
-    source = torch.cat([col[: row.size(0)].long(), loops])
-    row, ids = torch.cat([row, loops]), torch.cat([ids, loops + col.size(0)])
-    logit = logits(source, row, ids)
-    rows = row.view(-1, 1).expand_as(logit)
-    top = logit.new_full((rowptr.size(0) - 1, heads), -float('inf'))
-    top = top.scatter_reduce(0, rows, logit.detach(), 'amax')
-    weight = (logit - top[row]).exp()
-    weight = weight / torch.zeros_like(top).index_add(0, row, weight)[row]
+    num_rows = rowptr.size(0) - 1
+    row, source, ids = edges_and_loops(rowptr, col, perm, num_loops)
+    weight, _ = softmax_by_row(logits(source, row, ids), row, num_rows)
     if seed is not None:
-        scale = 1 / (1 - dropout) if dropout < 1 else 0.0
-        weight = weight * (keeps(seed, ids, heads, dropout) * scale).to(weight.dtype)
-    message = weight.unsqueeze(-1) * x[source].to(weight.dtype)
-    out = message.new_zeros(rowptr.size(0) - 1, *x.shape[1:]).index_add(0, row, message)
+        weight = weight * dropout_factor(seed, ids, x.size(1), dropout).to(weight.dtype)
+    out = sum_at(weight.unsqueeze(-1) * x[source].to(weight.dtype), row, num_rows)
     if bias is not None:
         out = out + bias.to(out.dtype).view(x.shape[1:])
     return out if out_acc else out.to(x.dtype)
@@ -147,8 +136,8 @@ def softmax_by_row(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, T
     largest = none.scatter_reduce(0, rows, logit.detach(), 'amax')
     largest = largest.masked_fill(largest.isneginf(), 0)
     e = (logit - largest[row]).exp()
-    has_edges = sum_at(torch.ones_like(e), row, num_rows) > 0
-    inverse = torch.where(has_edges, 1 / sum_at(e, row, num_rows), 0)
+    none = sum_at(torch.ones_like(e), row, num_rows) == 0
+    inverse = (1 / sum_at(e, row, num_rows).masked_fill(none, 1)).masked_fill(none, 0)
     return e * inverse[row], torch.stack([largest, inverse], dim=1)
 
 

@@ -1,7 +1,6 @@
 """A plain edge_index and its checks."""
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ def is_capturing(tensor: Tensor) -> bool:
 
 
 def check_invalid(
-    edge_index: Tensor, invalid: Any, size: tuple[int, int], wait: bool = False
+    edge_index: Tensor, invalid: Tensor | int, size: tuple[int, int], wait: bool = False
 ) -> None:
     """Raises IndexError if a kernel has counted invalid edges.
 
@@ -51,7 +50,7 @@ def check_invalid(
     """
     if edge_index.is_meta:
         return
-    if torch.compiler.is_compiling():
+    if isinstance(invalid, Tensor) and torch.compiler.is_compiling():
         assert_no_invalid(invalid)
     elif not edge_index.is_cuda:
         if int(invalid):
@@ -84,10 +83,10 @@ _ENDS = ('sources', 'destinations')
 _WORDS = 2
 _VALUE_BITS = 62
 # Host memory to which CUDA kernels write an invalid edge; None: no kernel has run yet.
-_invalid_edge: Any = None
+_invalid_edge: ctypes.Array[ctypes.c_int64] | None = None
 
 
-def _record() -> Any:
+def _record() -> ctypes.Array[ctypes.c_int64]:
     """The record of an invalid edge: two words; the first is zero if there is no such edge."""
     global _invalid_edge
     if _invalid_edge is None:

@@ -1,6 +1,5 @@
 """Checks of node ids, of their map and of seeds."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from .node_map import NodeMap
 _WITHOUT_MATHS = (torch.uint16, torch.uint32, torch.uint64)
 
 
-def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
+def check_ids(name: str, ids: Tensor, device: torch.device | None = None) -> None:
     """Raises unless :obj:`ids` are integers in one dimension, and on :obj:`device` if given."""
     check_strided(ids, name)
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
@@ -67,7 +66,7 @@ def is_readable(tensor: Tensor, device: torch.device) -> bool:
     return on_host and (tensor.numel() == 0 or tensor.is_pinned())  # Empty tensors are not pinned.
 
 
-def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+def check_csr(rowptr: Tensor, col: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """A graph as kernels read it, from a device or, for a GPU, from pinned host memory.
 
     Its content is not checked.

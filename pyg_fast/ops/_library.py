@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ except OSError as error:
         f'({error.__cause__ or error})'
     ) from error
 
+
+P = ParamSpec('P')
+T = TypeVar('T')
 
 _is_tracing = torch.compiler.is_dynamo_compiling
 
@@ -53,10 +56,10 @@ def _typed(error: RuntimeError, name: str) -> RuntimeError:
     return torch.OutOfMemoryError(text)
 
 
-def _guarded(name: str, raw: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(name: str, raw: Callable[P, T]) -> Callable[P, T]:
     """`raw` with converted errors. Compiled code calls `raw` directly."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if _is_tracing():
             return raw(*args, **kwargs)
         try:
@@ -80,7 +83,7 @@ class _Op:
         self.default = _guarded(name, packet.default)
         self.packet = _guarded(name, packet)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.packet(*args, **kwargs)
 
 
@@ -105,11 +108,11 @@ def with_cuda() -> bool:
     return ops.with_cuda()
 
 
-Function = TypeVar('Function', bound=Callable[..., Any])
+Function = TypeVar('Function', bound=Callable[..., object])
 
 # `Library.impl`, because the first `torch.library.register_fake` of a process costs 50 ms.
 _meta = torch.library.Library('pyg_fast', 'IMPL')
-fakes: dict[str, Callable[..., Any]] = {}  # by op
+fakes: dict[str, Callable[..., object]] = {}  # by op
 
 
 def fake(op: str) -> Callable[[Function], Function]:
@@ -122,7 +125,7 @@ def fake(op: str) -> Callable[[Function], Function]:
         code = function.__code__
         places = [names.index(name) for name in code.co_varnames[: code.co_argcount]]
 
-        def kernel(*args: Any) -> Any:
+        def kernel(*args: object) -> object:
             # Torch omits trailing arguments that equal their defaults.
             args += tuple(argument.default_value for argument in arguments[len(args) :])
             return function(*(args[place] for place in places))

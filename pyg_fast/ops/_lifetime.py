@@ -1,7 +1,6 @@
 """Keeps host memory alive until a GPU has read it."""
 
 import threading
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 _lock = threading.RLock()  # Reentrant: garbage collection may run while it is held.
 # One entry per stream and memory, which bounds the number: the event after the last kernel that
 # reads the memory, and a tensor that keeps it alive.
-_alive: dict[tuple, tuple[Any, Tensor]] = {}
+_alive: dict[tuple, tuple[torch.cuda.Event, Tensor]] = {}
 
 
 def keep_until_read(device: torch.device, *tensors: Tensor | None) -> None:
@@ -31,7 +30,7 @@ def keep_until_read(device: torch.device, *tensors: Tensor | None) -> None:
             _keep(torch.cuda.current_stream(), hosted)
 
 
-def _keep(stream: Any, tensors: list[Tensor]) -> None:
+def _keep(stream: torch.cuda.Stream, tensors: list[Tensor]) -> None:
     done = stream.record_event()
     dropped = []  # Freed after the lock is released: freeing memory may run any code.
     with _lock:

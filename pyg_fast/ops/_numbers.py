@@ -1,7 +1,7 @@
 """Checks of numbers and flags, and the dtype of sums."""
 
-
 import torch
+from torch import Tensor
 
 _BELOW = 2**63  # Kernels use int64.
 
@@ -17,10 +17,23 @@ def check_number(name: str, number: object, least: int = 0) -> None:
         raise ValueError(f"'{name}' must fit 64 bits, got {number}")
 
 
+def check_share(name: str, number: object) -> None:
+    """Raises unless :obj:`number` is from 0 to 1."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"'{name}' must be a number, got {type(number).__name__}")
+    if not 0 <= number <= 1:
+        raise ValueError(f"'{name}' must be from 0 to 1, got {number}")
+
+
 def check_flag(name: str, flag: object) -> None:
     """Raises unless :obj:`flag` is a bool; 0 and 1 are allowed."""
     if not isinstance(flag, int):
         raise TypeError(f"'{name}' must be True or False, got {type(flag).__name__}")
+
+
+def adds_in_order(x: Tensor) -> bool:
+    """Whether kernels for a tensor must add in a fixed order, where they otherwise would not."""
+    return x.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
 def acc_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -40,7 +40,7 @@ def save(ctx: Context, *values: object) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def saved(ctx: Context) -> Any:
+def saved(ctx: Context) -> tuple:
     """The values passed to :func:`save`.
 
     Raises:
@@ -61,7 +61,7 @@ def saved(ctx: Context) -> Any:
 
 # The type of a tuple, its parts, and the places of those that `_joined` replaces: `at` of a saved
 # tensor, `~at` of a tuple, which is in this form.
-_Form = tuple[type, list[Any], list[int]]
+_Form = tuple[type, list, list[int]]
 
 
 def _split(values: tuple, tensors: list[Tensor]) -> _Form:

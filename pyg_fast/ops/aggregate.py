@@ -1,6 +1,6 @@
 """Sums by scattering over unsorted edges."""
 
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from ..sparse.to_csr import counts_in_int64
 from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
+from ._numbers import adds_in_order
 from ._reference import messages
 from ._saved import Context, save, saved
 from ._transforms import transforms_active
@@ -57,11 +58,17 @@ def scatter_sum(
     return SpMMCOO.apply(x, value, constants, True)
 
 
-def _scatter(x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool) -> Tensor:
+# `edge_index`, scales of rows and columns, diagonal, `num_dst`, `reverse`, `drop_loops`.
+_Constants: TypeAlias = tuple[
+    Tensor, Tensor | None, Tensor | None, Tensor | None, int, bool, bool
+]
+
+
+def _scatter(x: Tensor, value: Tensor | None, constants: _Constants, check: bool) -> Tensor:
     """The kernel, without gradient."""
     edges, row_scale, col_scale, diag, num_dst, reverse, drop_loops = constants
     size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
-    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
+    if adds_in_order(x):
         index64 = counts_in_int64(edges.size(1))
         *csr, invalid = ops.to_csr.default(edges, *size, reverse, index64, drop_loops, check)
         if check:
@@ -83,7 +90,7 @@ class SpMMCOO(torch.autograd.Function):
     # One argument for all constants: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
+        ctx: Context, x: Tensor, value: Tensor | None, constants: _Constants, check: bool
     ) -> Tensor:
         needs_x, needs_value = ctx.needs_input_grad[:2]
         constants = kernel_index(constants[0]), *constants[1:]

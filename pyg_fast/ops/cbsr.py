@@ -1,7 +1,7 @@
 """CBSR: a sparse matrix with the same number of stored entries in each row."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -160,7 +160,13 @@ class CBSR:
         """The shape of the matrix."""
         return torch.Size((self.values.size(0), self.num_columns))
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self) -> torch.Size: ...
+
+    @overload
+    def size(self, dim: int) -> int: ...
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape of the matrix, or one of its sizes."""
         return self.shape if dim is None else self.shape[dim]
 

@@ -1,10 +1,11 @@
 """Sums of CBSR features over the rows of a sparse matrix, and their gradients: raw ops."""
 
+import torch
 from torch import Tensor
 
 from ._library import fake, reference
 from ._numbers import acc_dtype
-from ._reference import edge_list, messages
+from ._reference import edge_list
 
 
 @fake('cbsr_spmm')
@@ -13,13 +14,9 @@ def _cbsr_spmm_fake(rowptr: Tensor, values: Tensor, dim: int, out_acc: bool) -> 
     return values.new_empty(rowptr.size(0) - 1, dim, dtype=dtype)
 
 
+@fake('cbsr_spmm_backward_ordered')
 @fake('cbsr_spmm_backward')
 def _cbsr_spmm_backward_fake(grad: Tensor, columns: Tensor) -> Tensor:
-    return grad.new_empty(columns.size(0), columns.size(1))
-
-
-@fake('cbsr_spmm_backward_ordered')
-def _cbsr_spmm_backward_ordered_fake(grad: Tensor, columns: Tensor) -> Tensor:
     return grad.new_empty(columns.size(0), columns.size(1))
 
 
@@ -65,17 +62,13 @@ def _cbsr_spmm_backward_reference(
     t_perm: Tensor | None = None,
 ) -> Tensor:
     row, source, position = edge_list(rowptr, col, perm)
-    grad = grad.double()
-    message = messages(grad, value, row, position)
+    value = None if value is None else value[position]
     if mean:
-        message = message / rowptr.diff()[row, None]
-    if row_scale is not None:
-        message = message * row_scale.double()[row, None]
-    if col_scale is not None:
-        message = message * col_scale.double()[source, None]
-    out = grad.new_zeros(columns.size(0), grad.size(1)).index_add(0, source, message)
-    if diag is not None:
-        out = out + diag.double().view(-1, 1) * grad
+        inverse = 1 / rowptr.diff().clamp(min=1).double()
+        row_scale = inverse if row_scale is None else inverse * row_scale.double()
+    out, _ = reference.spmm_coo(
+        torch.stack([row, source]), value, grad, col_scale, row_scale, diag, columns.size(0)
+    )
     return reference.cbsr_sample(out, columns)
 
 

@@ -29,19 +29,8 @@ _FEW = 16
 
 
 def edge_scores(x: Tensor, weight: Tensor) -> Tensor:
-    r"""As :func:`torch.nn.functional.linear`, unchecked; on CUDA the products of many edges are our
-    own.
-
-    .. math::
-        \mathbf{S} = \mathbf{X} \mathbf{W}^{\top}
-
-    Args:
-        x (Tensor): Features of the edges :math:`(|\mathcal{E}|, F)`.
-        weight (Tensor): :math:`\mathbf{W}` of shape :math:`(H, F)`.
-
-    Returns:
-        Tensor: :math:`\mathbf{S}` of shape :math:`(|\mathcal{E}|, H)`.
-    """
+    """As :func:`torch.nn.functional.linear`, unchecked, for features of edges; on CUDA the products
+    of many edges are our own."""
     if not _is_tall(x, weight.size(0)) or not takes_gradient(weight) or transforms_active():
         return _linear(x, weight)
     return EdgeScores.apply(x, weight, None, None, False)[0]

@@ -39,72 +39,45 @@ def attend(
     """The kernel of :func:`gat`, unchecked, with scores of self-loops :math:`(L, H)` and a bias
     :math:`(H C)` of the result's dtype. Scores are float32 (float64 for float64 features)."""
     inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
-    return _composed(args, *inputs) if transforms_active() else GAT.apply(*inputs, args)
+    return _composed(args, *inputs) if transforms_active() else GAT.apply(*inputs, (args, False))
 
 
 class GAT(torch.autograd.Function):
-    """Attention; its backward needs the stored sums per node and the transpose."""
+    """Attention; its backward needs the stored sums per node and the transpose.
+
+    The last argument says whether :obj:`src` and :obj:`dst` are attention vectors, in place of the
+    scores that :func:`~pyg_fast.ops.attention_scores.attention_scores` gives of them: one function,
+    which adds both gradients of :obj:`x` in a kernel.
+    """
 
     @staticmethod
     def forward(
         ctx: Context,
         x: Tensor,
-        alpha_src: Tensor,
-        alpha_dst: Tensor,
+        src: Tensor,
+        dst: Tensor,
         alpha_edge: Tensor | None,
         alpha_loop: Tensor | None,
         bias: Tensor | None,
-        args: AttentionArgs,
+        how: tuple[AttentionArgs, bool],
     ) -> Tensor:
-        inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
-        out, *for_backward = _attended(inputs, args, any(ctx.needs_input_grad[:5]))
-        save(ctx, args, inputs, tuple(for_backward))
-        return out
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        args, inputs, for_backward = saved(ctx)
-        needs = ctx.needs_input_grad[:6]
-        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
-            return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
-        grads = _gradients(inputs, for_backward, args, needs, grad)
-        return *(g if need else None for g, need in zip(grads, needs, strict=True)), None
-
-
-class ScoredGAT(torch.autograd.Function):
-    """As :func:`attend`, unchecked, with the scores that
-    :func:`~pyg_fast.ops.attention_scores.attention_scores` gives: one function, which adds both
-    gradients of :obj:`x` in a kernel."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        x: Tensor,
-        att_src: Tensor,
-        att_dst: Tensor,
-        alpha_edge: Tensor | None,
-        alpha_loop: Tensor | None,
-        bias: Tensor | None,
-        args: AttentionArgs,
-    ) -> Tensor:
-        alphas = ops.attention_scores.default(x, *vectors(x, (att_src, att_dst)))
-        others = alpha_edge, alpha_loop, bias
-        out, *for_backward = _attended(
-            (x, *alphas, *others), args, any(ctx.needs_input_grad[:5])
-        )
-        save(ctx, args, (x, att_src, att_dst, *others), alphas, tuple(for_backward))
+        att, others, (args, scored) = (src, dst), (alpha_edge, alpha_loop, bias), how
+        alphas = ops.attention_scores.default(x, *vectors(x, att)) if scored else att
+        out, *for_backward = _attended((x, *alphas, *others), args, any(ctx.needs_input_grad[:5]))
+        save(ctx, args, (x, *att, *others), alphas if scored else None, tuple(for_backward))
         return out
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         args, inputs, alphas, for_backward = saved(ctx)
         needs = ctx.needs_input_grad[:6]
-        if torch.is_grad_enabled():
-            run = partial(_composed_scored, args)
+        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
+            run = partial(_composed if alphas is None else _composed_scored, args)
             return *differentiable_gradients(run, inputs, needs, grad), None
         x, *att = inputs[:3]
-        grads = _gradients((x, *alphas, *inputs[3:]), for_backward, args, needs, grad)
-        if any(needs[:3]):
+        scores = inputs[1:3] if alphas is None else alphas
+        grads = _gradients((x, *scores, *inputs[3:]), for_backward, args, needs, grad)
+        if alphas is not None and any(needs[:3]):
             grad_x, grad_att = ops.attention_scores_backward.default(
                 x, *vectors(x, tuple(att)), grads[1], grads[2], grads[0]
             )
@@ -157,14 +130,8 @@ def _composed(
     bias: Tensor | None,
 ) -> Tensor:
     def logits(source: Tensor, row: Tensor, ids: Tensor) -> Tensor:
-        score = alpha_src[source] + alpha_dst[row]
-        if alpha_edge is not None or alpha_loop is not None:
-            num_edges, num_loops = args.graph.num_edges, args.num_loops
-            extra = (
-                score.new_zeros(num_edges, score.size(1)) if alpha_edge is None else alpha_edge,
-                score.new_zeros(num_loops, score.size(1)) if alpha_loop is None else alpha_loop,
-            )
-            score = score + torch.cat(extra)[ids]
+        sizes = args.graph.num_edges, args.num_loops
+        score = _score(alpha_src[source], alpha_dst[row], alpha_edge, alpha_loop, ids, *sizes)
         return leaky(score, args)
 
     return composed(x, logits, bias, args)
@@ -234,7 +201,7 @@ def _gat_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     row, source, ids = edges_and_loops(rowptr, col, perm, num_loops)
     x, num_rows = x.double(), rowptr.size(0) - 1
-    ends, sizes = (alpha_src[source], alpha_dst[row]), (col.size(0), num_loops)
+    ends, sizes = (alpha_src.double()[source], alpha_dst.double()[row]), (col.size(0), num_loops)
     score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
     p, softmax = softmax_by_row(leaky_relu(score, negative_slope), row, num_rows)
     message = (p * dropout_factor(seed, ids, x.size(1), dropout)).unsqueeze(-1) * x[source]
@@ -268,7 +235,7 @@ def _gat_backward_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     source, row, ids = edges_and_loops(t_rowptr, t_col, t_perm, num_loops)
     x, grad, num_edges = x.double(), grad.double(), t_col.size(0)
-    ends, sizes = (alpha_src[source], alpha_dst[row]), (num_edges, num_loops)
+    ends, sizes = (alpha_src.double()[source], alpha_dst.double()[row]), (num_edges, num_loops)
     score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
     p = weight_of(leaky_relu(score, negative_slope), softmax, row)
     factor = dropout_factor(seed, ids, x.size(1), dropout)
@@ -296,7 +263,10 @@ def _score(
     num_loops: int,
 ) -> Tensor:
     """Scores before the leaky ReLU, of every edge and head."""
-    score = alpha_src.double() + alpha_dst.double()
+    score = alpha_src + alpha_dst
+    if alpha_edge is None and alpha_loop is None:
+        return score
     parts = ((alpha_edge, num_edges), (alpha_loop, num_loops))
-    given = [score.new_zeros(n, score.size(1)) if a is None else a.double() for a, n in parts]
-    return score + torch.cat(given)[ids]
+    return score + torch.cat([
+        score.new_zeros(n, score.size(1)) if a is None else a for a, n in parts
+    ])[ids]  # fmt: skip

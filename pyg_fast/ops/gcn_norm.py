@@ -1,6 +1,5 @@
 """The symmetric normalisation of a GCN over unsorted edges."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch.nn.functional import pad
 from ..sparse.to_csr import to_csr
 from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
-from ._numbers import acc_dtype
+from ._numbers import acc_dtype, adds_in_order
 from ._saved import Context, save, saved
 
 LOOP_CHUNK = 128  # edges per self-loop count of gcn_degree: csrc/params/gcn_norm.h
@@ -116,14 +115,14 @@ def _degree(
     degree, last, counts, chunk_loops = ops.gcn_degree(
         edges, weight, num_nodes, drop_loops, reverse
     )  # fmt: skip
-    num_invalid: Any = counts[0]
+    num_invalid: Tensor | int = counts[0]
     num_loops = None
     if not torch.compiler.is_compiling() and not counts.is_meta and (wait or not counts.is_cuda):
         num_invalid, num_loops = counts.tolist()  # one synchronisation
     check_invalid(edge_index, num_invalid, (num_nodes, num_nodes), wait)
     if weight is None or not drop_loops or num_loops == 0:
         last = None
-    if weight is not None and weight.is_cuda and torch.are_deterministic_algorithms_enabled():
+    if weight is not None and adds_in_order(weight):
         csr = to_csr(
             edges, num_nodes, num_nodes, by='src' if reverse else 'dst', drop_loops=drop_loops
         )  # fmt: skip

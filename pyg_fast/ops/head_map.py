@@ -73,15 +73,8 @@ def head_map_weight(x: Tensor, grad: Tensor, heads: int) -> Tensor:
     .. math::
         \mathbf{W}_h = \sum_n \mathbf{X}_{n,h}^{\top} \mathbf{G}_{n,h}
 
-    Differentiable any number of times. Bitwise reproducible.
-
-    Args:
-        x (Tensor): :math:`(N, H \cdot D)`.
-        grad (Tensor): :math:`\mathbf{G}` of shape :math:`(N, H \cdot C)`, of the dtype of :obj:`x`.
-        heads (int): :math:`H`.
-
-    Returns:
-        Tensor: :math:`(D, H \cdot C)`.
+    Differentiable any number of times. Bitwise reproducible. Shapes are those of :func:`head_map`;
+    :math:`\mathbf{G}` has the dtype of :obj:`x`.
     """
     if not _runs(x, grad):
         return _weight_in_torch(x, grad, heads)

@@ -1,6 +1,5 @@
 """Linear maps with a bias."""
 
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,20 +14,8 @@ _MANY = 1 << 22
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""As :func:`torch.nn.functional.linear` for a matrix, unchecked; on CUDA the gradient of a
-    bias of many rows is a sum of our own.
-
-    .. math::
-        \mathbf{Y} = \mathbf{X} \mathbf{W}^{\top} + \mathbf{b}
-
-    Args:
-        x (Tensor): Features :math:`(N, F_{in})`.
-        weight (Tensor): :math:`\mathbf{W}` of shape :math:`(F_{out}, F_{in})`.
-        bias (Tensor): :math:`\mathbf{b}` of shape :math:`(F_{out})`.
-
-    Returns:
-        Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`.
-    """
+    """As :func:`torch.nn.functional.linear` for a matrix, unchecked; on CUDA the gradient of a
+    bias of many rows is a sum of our own."""
     return linears(x, (weight,), (bias,))[0]
 
 
@@ -69,16 +56,18 @@ class Linears(torch.autograd.Function):
         x, weights = saved(ctx)
         needs, count = ctx.needs_input_grad, len(grads)
         alone = torch.is_grad_enabled() or any(g is not None and is_batched(g) for g in grads)
-        of_x: Any = None
+        of_x: Tensor | None = None
         of_params: list[Tensor | None] = [None] * (2 * count)
         for k, grad in enumerate(grads):
             if grad is None:
                 continue
-            if weights is not None and of_x is None:
+            if weights is None:
+                pass
+            elif of_x is None:
                 of_x = grad @ weights[k]
-            elif weights is not None and alone:  # not in place
+            elif alone:  # not in place
                 of_x = of_x + grad @ weights[k]
-            elif weights is not None:
+            else:
                 of_x.addmm_(grad, weights[k])
             if needs[1 + k]:
                 of_params[k] = grad.t() @ x

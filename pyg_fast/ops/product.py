@@ -1,6 +1,6 @@
 """Products of a sparse operator with features: the choice of kernel, and the gradients."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from . import cbsr_spmm as cbsr_spmm
 from . import sampled_spmm as sampled_spmm
 from . import spmm as spmm
 from ._library import ops, reference
-from ._numbers import acc_dtype
+from ._numbers import acc_dtype, adds_in_order
 from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
@@ -278,11 +278,7 @@ def needs_transpose(cbsr: CBSR) -> bool:
     """Whether the backward pass to the values reads the transposed graph."""
     if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
         return False
-    return _is_ordered(cbsr.values) or _is_dense_backward(cbsr.values, cbsr.k, cbsr.num_columns)
-
-
-def _is_ordered(values: Tensor) -> bool:
-    return values.is_cuda and torch.are_deterministic_algorithms_enabled()
+    return adds_in_order(cbsr.values) or _is_dense_backward(cbsr.values, cbsr.k, cbsr.num_columns)
 
 
 def _is_dense_forward(values: Tensor, num_columns: int, num_edges: int) -> bool:
@@ -308,13 +304,18 @@ def _dense_shares(features: Tensor) -> tuple[float, float]:
     return forward, backward
 
 
+# The operator, the columns of the stored values, the number of columns, and `out_acc`.
+_Constants: TypeAlias = tuple[SparseOperator, Tensor, int, bool]
+
+
 class CBSRProduct(torch.autograd.Function):
-    """The SpGEMM of MaxK-GNN. `constants`: the operator, the columns, their number, `out_acc`."""
+    """The SpGEMM of MaxK-GNN."""
 
     @staticmethod
     def forward(
-        ctx: Context, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
-    ) -> Tensor:
+        ctx: Context, values: Tensor, value: Tensor | None, bias: Tensor | None,
+        constants: _Constants,
+    ) -> Tensor:  # fmt: skip
         op, columns, num_columns, out_acc = constants
         ctx.dtype = values.dtype
         save(ctx, values if ctx.needs_input_grad[1] else None, value, constants)
@@ -343,10 +344,10 @@ class SSpMM(torch.autograd.Function):
     """The gradient of the values: a product with the transpose, only at their columns."""
 
     @staticmethod
-    def forward(ctx: Context, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
+    def forward(ctx: Context, grad: Tensor, value: Tensor | None, constants: _Constants) -> Tensor:
         op, columns, num_columns, _ = constants
         save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
-        graph, ordered = op.graph, _is_ordered(grad)
+        graph, ordered = op.graph, adds_in_order(grad)
         dense = (
             graph.t_rowptr is not None and _is_dense_backward(grad, columns.size(1), num_columns)
         )
@@ -388,7 +389,7 @@ class CBSRSDDMM(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, dense: Tensor, values: Tensor, constants: Any, num_values: int
+        ctx: Context, dense: Tensor, values: Tensor, constants: _Constants, num_values: int
     ) -> Tensor:
         op, columns = constants[:2]
         save(ctx, dense, values, constants)

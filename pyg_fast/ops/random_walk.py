@@ -5,7 +5,7 @@ from torch import Tensor
 from ._ids import check_csr, check_ids, check_range, seed_of
 from ._library import fake, ops, reference
 from ._lifetime import keep_until_read
-from ._numbers import check_number
+from ._numbers import check_number, check_share
 from ._reference import random_bits
 
 MOST_VISITS = 1024  # steps of all walks from one node
@@ -123,10 +123,7 @@ def _check_walk(
 ) -> tuple[Tensor, Tensor]:
     check_ids(name, nodes)
     rowptr, col = check_csr(rowptr, col, nodes.device)
-    if isinstance(restart, bool) or not isinstance(restart, (int, float)):
-        raise TypeError(f"'restart' must be a number, got {type(restart).__name__}")
-    if not 0 <= restart <= 1:
-        raise ValueError(f"'restart' must be from 0 to 1, got {restart}")
+    check_share('restart', restart)
     check_range(name, nodes, rowptr.numel() - 1)
     return rowptr, col
 

@@ -2,7 +2,7 @@
 for memory that does not hold the whole result or all features."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ._ids import is_readable
 from .gather_rows import gather_rows
 
 _STAGED_AT_ONCE = 1 << 22  # rows of a tile that one kernel reads from host memory
-_side: dict[torch.device, Any] = {}
+_side: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class RowBlock(NamedTuple):
@@ -144,7 +144,7 @@ def _staged(
         tile.record_stream(side)  # An exception may drop it while it is written.
     if nodes is not None:
         nodes.record_stream(side)
-    ready: list[Any] = [None, None]
+    ready: dict[int, torch.cuda.Event] = {}
     side.wait_stream(main)
 
     def fetch(k: int) -> None:
@@ -163,7 +163,7 @@ def _staged(
         yield start, start + width, tiles[k % 2]
 
 
-def _side_stream(device: torch.device) -> Any:
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One for each GPU: each stream has its own free memory in torch's allocator."""
     if device not in _side:
         _side[device] = torch.cuda.Stream(device)

@@ -1,7 +1,6 @@
 """Samples of a graph's edges as separate graphs."""
 
 from math import gcd
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +118,7 @@ def of_sample(
     if reads_rows or not _picks(graph, sampling):
         sampled, edges = _kept_rows(graph, sampling)
     if sampling.strategy == 'paper' and reads_rows:
+        assert sampled is not None
         assert edges is not None
         sampled, times = _unrepeated(graph, sampling, sampled, edges, dtype)
         t_csr = sampled[3:6]
@@ -132,7 +132,7 @@ def of_sample(
 
 
 def _unrepeated(
-    graph: Graph, sampling: Sampling, sampled: Any, edges: Tensor, dtype: torch.dtype
+    graph: Graph, sampling: Sampling, sampled: Graph, edges: Tensor, dtype: torch.dtype
 ) -> tuple[Graph, Tensor]:
     """The graph with each edge once that :obj:`"paper"` samples several times, and how often it is
     sampled: the product for an edge counts it once."""
@@ -145,6 +145,7 @@ def _unrepeated(
     rowptr, col, order, t_rowptr, t_col, t_order, _ = ops.to_csr_csc.default(
         once, graph.num_src, graph.num_dst, _in_int64(graph), False, False
     )
+    assert sampled.perm is not None
     perm = t_perm = sampled.perm
     if perm.size(0) > 0:
         perm, t_perm = perm[order.long()], perm[t_order.long()]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..sparse.graph import Graph
 from ._library import fake, ops, reference
+from ._numbers import adds_in_order
 from ._reference import edge_list, messages
 from ._saved import Context, save, saved
 from ._transforms import transforms_active
@@ -44,7 +45,7 @@ class SpMMMax(torch.autograd.Function):
             )
             return grad_x, grad_value, None, None
         if ctx.needs_input_grad[0]:
-            if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
+            if adds_in_order(grad):
                 if t_rowptr is None:
                     raise RuntimeError(
                         'this graph was made without the transpose that a deterministic backward '
@@ -89,7 +90,7 @@ def _max_backward(
     num_src: int,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    # The backward of SpMMMax in differentiable torch ops of size N x F.
+    """The backward pass of :class:`SpMMMax` in differentiable torch ops of size N x F."""
     edge = arg.clamp(min=0).long()
     grad = torch.where(arg >= 0, grad, grad.new_zeros(()))
     if col.size(0) == 0:
@@ -163,10 +164,10 @@ def _spmm_max_backward_x_reference(
     t_col: Tensor | None = None,
     t_perm: Tensor | None = None,
 ) -> Tensor:
-    i, f, source, position = _reached(col, perm, arg)
-    message = grad.double()[i, f] * (1 if value is None else value.double()[position])
-    out = message.new_zeros(num_cols, grad.size(1))
-    return out.index_put((source, f), message, accumulate=True)
+    value = None if value is None else value.double()
+    grad_x, _ = _max_backward(grad.double(), None, value, arg, col, perm, num_cols, (True, False))
+    assert grad_x is not None
+    return grad_x
 
 
 @reference('spmm_max_backward_x_ordered')
@@ -194,15 +195,8 @@ def _spmm_max_backward_value_reference(
     x: Tensor,
     num_values: int,
 ) -> Tensor:
-    i, f, source, position = _reached(col, perm, arg)
-    message = grad.double()[i, f] * x.double()[source, f]
-    return message.new_zeros(num_values).index_add(0, position, message)
-
-
-def _reached(
-    col: Tensor, perm: Tensor | None, arg: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row and column of every maximum, and the source and position of the edge that attains it."""
-    i, f = (arg >= 0).nonzero(as_tuple=True)
-    edge = arg[i, f].long()
-    return i, f, col[edge].long(), edge if perm is None else perm[edge].long()
+    x, value = x.double(), x.new_zeros(num_values, dtype=torch.double)
+    needs = False, True
+    _, grad_value = _max_backward(grad.double(), x, value, arg, col, perm, x.size(0), needs)
+    assert grad_value is not None
+    return grad_value

@@ -1,7 +1,7 @@
 """A CSR structure with its transpose, as kernels read it."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -102,6 +102,16 @@ class Graph(NamedTuple):
             self.num_dst, self.num_src, self.t_groups, self.groups, _SWAPPED[self.missing],
         )  # fmt: skip
 
+    @staticmethod
+    def without_positions(rowptr: Tensor, col: Tensor, num_src: int, num_dst: int) -> 'Graph':
+        """A graph without its transpose and the positions of its edges."""
+        return Graph(rowptr, col, None, None, None, None, num_src, num_dst, missing='perm')
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether it stores the positions of its edges, which values of edges need."""
+        return self.missing is None
+
     @property
     def is_in_order_of_transpose(self) -> bool:
         """Whether only the transpose knows the order of the edges."""
@@ -177,7 +187,7 @@ class Graph(NamedTuple):
         Raises:
             ValueError: If they cannot be found.
         """
-        if self.missing is None:
+        if self.has_positions:
             return self
         if self.is_in_order_of_transpose:
             return self.t().with_positions().t()
@@ -202,7 +212,7 @@ class Graph(NamedTuple):
         t_groups = None if groups is None else groups_of(t_rowptr, groups.size, groups.atomic)
         return self._replace(
             t_rowptr=t_rowptr, t_col=t_col, t_perm=None, t_groups=t_groups,
-            missing='t_perm' if self.missing is None else _BOTH,
+            missing='t_perm' if self.has_positions else _BOTH,
         )  # fmt: skip
 
     def without_loops(self) -> 'Graph':
@@ -219,21 +229,17 @@ class Graph(NamedTuple):
 
     def mapped(self, func: Callable[[Tensor], Tensor]) -> 'Graph':
         """The graph with a function applied to each tensor; shared ones stay shared."""
-        made: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
 
-        def once(value: object) -> Any:
-            if isinstance(value, Groups):
-                if id(value) not in groups:
-                    groups[id(value)] = value._each(once)
-                return groups[id(value)]
-            if not isinstance(value, Tensor):
-                return value
-            if id(value) not in made:
-                made[id(value)] = func(value)
-            return made[id(value)]
+        def once(t: Tensor) -> Tensor:
+            if id(t) not in results:
+                results[id(t)] = func(t)
+            return results[id(t)]
 
-        groups: dict[int, Groups] = {}
-        return Graph(*map(once, self))
+        return Graph._make(
+            part._each(once) if isinstance(part, Groups) else
+            once(part) if isinstance(part, Tensor) else part for part in self
+        )  # fmt: skip
 
 
 _BOTH: Missing = 'perm and t_perm'
@@ -257,7 +263,7 @@ def check_node_counts(
 def check_graph(graph: Graph, values: bool = False) -> None:
     """Raises unless the tensors of a graph fit together; their content is not checked. With
     :obj:`values` it must have the positions of its edges."""
-    if values and graph.missing is not None:
+    if values and not graph.has_positions:
         raise ValueError(
             f"'graph' does not store {graph.missing}, the positions of its edges, which values of "
             'edges need: use graph.with_positions()'

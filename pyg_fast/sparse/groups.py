@@ -1,12 +1,14 @@
 """The edges of a graph in groups, the units of work of a GPU's sums."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .group_edges import group_edges
+
+Device: TypeAlias = torch.device | str | int
 
 
 class Groups(NamedTuple):
@@ -57,7 +59,7 @@ class Groups(NamedTuple):
             order=None if self.order is None else fn(self.order),
         )  # fmt: skip
 
-    def to(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
+    def to(self, device: Device | None = None, non_blocking: bool = False) -> 'Groups':
         """The groups on another device."""
         return self._each(lambda t: t.to(device=device, non_blocking=non_blocking))
 
@@ -65,7 +67,7 @@ class Groups(NamedTuple):
         """The groups on the CPU."""
         return self.to('cpu')
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
+    def cuda(self, device: Device | None = None, non_blocking: bool = False) -> 'Groups':
         """The groups on a GPU."""
         return self._each(lambda t: t.cuda(device, non_blocking=non_blocking))
 

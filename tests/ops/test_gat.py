@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from pyg_fast.graph import Graph, graph_of
 from pyg_fast.ops import gat
 from pyg_fast.ops.attention_scores import attention_scores
-from pyg_fast.ops.gat import ScoredGAT, attend
+from pyg_fast.ops.gat import GAT, attend
 
 from ._attention import (
     SHAPES,
@@ -458,12 +458,12 @@ def test_attention_with_its_scores(device: torch.device, extra: bool) -> None:
     def grads(out: Tensor, create_graph: bool = False) -> list[Tensor]:
         return torch.autograd.grad(out.sin().sum(), leaves, create_graph=create_graph)
 
-    out = ScoredGAT.apply(x, *att, *others, args)
+    out = GAT.apply(x, *att, *others, (args, True))
     apart = attend(x, *attention_scores(x, *att), *others, args)
     assert torch.equal(out, apart)
     expected = grads(apart, True)
     for create_graph in (False, True):
-        actual = grads(ScoredGAT.apply(x, *att, *others, args), create_graph)
+        actual = grads(GAT.apply(x, *att, *others, (args, True)), create_graph)
         torch.testing.assert_close(actual, expected, check_stride=False)
     second, wanted = (
         torch.autograd.grad(sum(g.sin().sum() for g in each), leaves, retain_graph=True)
@@ -472,6 +472,6 @@ def test_attention_with_its_scores(device: torch.device, extra: bool) -> None:
     torch.testing.assert_close(second, wanted, check_stride=False)
     for leaf in leaves:  # alone
         frozen = [t if t is leaf or t is None else t.detach() for t in (x, *att, *others)]
-        (alone,) = torch.autograd.grad(ScoredGAT.apply(*frozen, args).sin().sum(), leaf)
+        (alone,) = torch.autograd.grad(GAT.apply(*frozen, (args, True)).sin().sum(), leaf)
         at = next(k for k, t in enumerate(leaves) if t is leaf)
         torch.testing.assert_close(alone, expected[at], check_stride=False)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyg_fast.graph import Graph
 from pyg_fast.ops.linear_product import Plan, linear_product
+from pyg_fast.ops.path import Rows
 from pyg_fast.sparse.operator import SparseOperator
 
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 4, 4, 1], [0, 0, 1, 3, 3, 5, 5, 2]])
@@ -49,3 +50,26 @@ def test_is_its_formula(
     ):
         torch.testing.assert_close(a, e)
     assert torch.autograd.gradgradcheck(run, given)
+
+
+def test_of_a_constant_that_is_aggregated(device: torch.device) -> None:
+    x = torch.randn(6, 3, dtype=torch.double, device=device)
+    nodes = torch.tensor([1, 4], device=device)
+    position = torch.tensor([-1, 0, -1, -1, 1, -1], device=device)
+    weight, bias = (
+        torch.randn(size, dtype=torch.double, device=device, requires_grad=True)
+        for size in ((2, 3), (2,))
+    )
+    plan = Plan(None, dst=Rows(nodes, position))
+    out = linear_product(x, weight, bias, plan)
+    expected = torch.nn.functional.linear(x, weight, bias)
+    assert torch.equal(out, expected)
+    grad = torch.randn(6, 2, dtype=torch.double, device=device, requires_grad=True)
+    some = torch.zeros_like(grad).index_copy(0, nodes, grad[nodes])  # The others count as zero.
+    first = torch.autograd.grad(out, (weight, bias), grad, create_graph=True)
+    wanted = torch.autograd.grad(expected, (weight, bias), some, create_graph=True)
+    torch.testing.assert_close(first, wanted)
+    second, wanted = (
+        torch.autograd.grad(sum(g.sin().sum() for g in each), grad) for each in (first, wanted)
+    )
+    torch.testing.assert_close(second, wanted)

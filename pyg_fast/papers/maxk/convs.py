@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
-from torch_geometric.typing import Adj, OptTensor, Size
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from ...nn._aggregated import AggregatedInput
 from ...nn._layer import Mixin
 from ...nn._modules import allow_propagate
-from ...nn._reduce import Neighbours
+from ...nn._reduce import Features, Neighbours
 from ...ops._checks import DTYPES
 from ...ops.cbsr import CBSR
 from ...ops.product import needs_transpose
@@ -124,7 +123,7 @@ class _MaxKMessages(Mixin):
             root = source if root is to.source else self._maxk(root)
         return to._replace(source=source, root=root)
 
-    def _features_for_pyg(self, x: Any) -> Any:
+    def _features_for_pyg(self, x: Features) -> Tensor | OptPairTensor:
         if not self.maxk_root and isinstance(x, Tensor):
             return x
         source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
@@ -136,17 +135,18 @@ class _MaxKMessages(Mixin):
             root = root.to_dense()
         return source, root
 
-    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
+    def propagate(
+        self, edge_index: Adj, size: Size = None, *, x: Tensor | OptPairTensor, **kwargs: object
+    ) -> Tensor:
         """PyG's own, of the features that MaxK keeps."""
-        x = kwargs['x']
         if isinstance(x, Tensor):
-            kwargs['x'] = self._dense_maxk(x)
+            x = self._dense_maxk(x)
         else:
             pair = self._dense_maxk(x[0]), x[1]
             # With flow='target_to_source' PyG's compiled templates send the first of a pair, but
             # its Python code, which runs here, sends the second.
-            kwargs['x'] = pair if self.flow == 'source_to_target' else pair[::-1]
-        return MessagePassing.propagate(self, edge_index, size, **kwargs)
+            x = pair if self.flow == 'source_to_target' else pair[::-1]
+        return MessagePassing.propagate(self, edge_index, size, x=x, **kwargs)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # A template would replace `propagate`.
@@ -239,7 +239,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         *,
         k: int | None = None,
         balanced: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(
             in_channels, out_channels, improved, cached, add_self_loops, normalize, bias, **kwargs
@@ -344,7 +344,7 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
         k: int | None = None,
         balanced: bool = False,
         maxk_root: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(
             in_channels, out_channels, aggr, normalize, root_weight, project, bias, **kwargs
@@ -411,7 +411,7 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
         k: int | None = None,
         balanced: bool = False,
         maxk_root: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(nn, eps, train_eps, **kwargs)
         self._set_maxk(k, balanced)

@@ -1,7 +1,6 @@
 """The model of the MaxK-GNN paper."""
 
 import copy
-from typing import Any
 
 from torch import Tensor
 from torch.nn import Dropout, Identity, Module, ModuleList
@@ -83,7 +82,7 @@ class MaxKGNN(Module):
         k: int | None = None,
         dropout: float = 0.0,
         norm: str | Module | None = None,
-        norm_kwargs: dict[str, Any] | None = None,
+        norm_kwargs: dict[str, object] | None = None,
         balanced: bool = False,
     ) -> None:
         super().__init__()
@@ -172,7 +171,7 @@ def _glorot_linear(in_channels: int, out_channels: int) -> Linear:
     return Linear(in_channels, out_channels, weight_initializer='glorot')
 
 
-def _norm(norm: str | Module | None, channels: int, kwargs: dict[str, Any] | None) -> Module:
+def _norm(norm: str | Module | None, channels: int, kwargs: dict[str, object] | None) -> Module:
     if norm is None:
         return Identity()
     layer = normalization_resolver(norm, channels, **(kwargs or {}))

@@ -1,7 +1,5 @@
 """What layers on execution paths share: which path runs, and how a layer is described on it."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,9 +18,9 @@ from ...nn._aggregated import (
     stand_in,
 )
 from ...nn._modules import mixes_nodes
-from ...ops._saved import Context, save, saved
+from ...ops._numbers import acc_dtype
 from ...ops.linear_product import LinearAggregation, Plan, linear_product
-from ...ops.path import Rows, Watch, expand
+from ...ops.path import expand
 from ...sparse.operator import SparseOperator
 from .execution_path import ExecutionPath
 
@@ -68,7 +66,6 @@ def path_operator(path: ExecutionPath, dtype: torch.dtype, mean: bool) -> Sparse
 class PathPrepared(AggregatesInput):
     """Mixin for a layer that takes an execution path."""
 
-    _takes_edge_weight = False  # whether `forward` takes weights of edges after the edges
     _maps_linearly = True  # whether the layer is one linear map, which a model may compute in parts
 
     def _ends_linearly(self) -> bool:
@@ -167,7 +164,8 @@ class PathPrepared(AggregatesInput):
     def aggregate_input(
         self,
         x: Tensor,
-        edge_index: Tensor,
+        edge_index: Adj,
+        edge_weight: OptTensor = None,
         *,
         path: ExecutionPath | None = None,
         tile: int | None = None,
@@ -179,6 +177,8 @@ class PathPrepared(AggregatesInput):
             x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
                 they may be in pinned host memory.
             edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`, for GCN layers.
+                (default: :obj:`None`)
             path (ExecutionPath, optional): The path that the layer will run on in every call. If it
                 was prepared with :obj:`forward`, only its rows are computed and kept.
                 (default: :obj:`None`)
@@ -186,20 +186,10 @@ class PathPrepared(AggregatesInput):
                 (default: :obj:`None`, 32 in host memory, otherwise all)
 
         Raises:
-            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
+            ValueError: If an input requires a gradient, or the layer has no kernel for it.
         """
-        return self._aggregated_input_on(x, edge_index, None, path, tile)
-
-    def _aggregated_input_on(
-        self,
-        x: Any,
-        edge_index: Adj,
-        edge_weight: OptTensor,
-        path: ExecutionPath | None,
-        tile: int | None,
-    ) -> AggregatedInput:
         if path is None or path.is_whole or not path.forward:
-            return self._aggregated_input(x, edge_index, edge_weight, tile)
+            return super().aggregate_input(x, edge_index, edge_weight, tile=tile)
         on = stand_in(x, path if edge_index is None else edge_index)
         path.check_fits(on.device, edge_index, x.size(0))
         signature = None
@@ -239,52 +229,42 @@ def _check_rows(given: AggregatedInput, path: ExecutionPath) -> None:
         refuse_rows(given)
 
 
+def rows_on_path(given: AggregatedInput, path: ExecutionPath) -> tuple[Tensor, Tensor | None]:
+    """The aggregation and the input itself, if the layer needs it, for the rows that a layer
+    computes on a path."""
+    if not path.forward:
+        return given.aggregated, given.root
+    root = None if given.root is None else given.root_rows(path.dst)
+    return given.rows(path.dst), root
+
+
 def linear_on_path(
     given: AggregatedInput,
     weight: Tensor,
     bias: Tensor | None,
-    out_dtype: torch.dtype,
     path: ExecutionPath,
     compact_out: bool,
+    root_weight: Tensor | None = None,
+    out_acc: bool = False,
 ) -> Tensor:
-    """The linear map of an input that is already aggregated."""
-    if not path.forward:
-        aggregated = given.aggregated.to(weight.dtype)
-        out = RowsLinear.apply(aggregated, weight, path.dst, path.watch())
-    else:
-        rows = given.rows(path.dst)
-        out = F.linear(rows.to(weight.dtype), weight)
-    out = out.to(out_dtype)
-    out = out if bias is None else out + bias
+    """The linear maps of an input that is already aggregated."""
+
+    def map_rows(x: Tensor, weight: Tensor, bias: Tensor | None, watches: bool) -> Tensor:
+        x = x.to(weight.dtype)
+        if path.forward:
+            return F.linear(x, weight, bias)
+        # The gradients cover only some rows.
+        plan = Plan(None, dst=path.dst, watch=path.watch() if watches else None)
+        return linear_product(x, weight, bias, plan)
+
+    rows, root = rows_on_path(given, path)
+    out = map_rows(rows, weight, None if out_acc else bias, True)
+    if out_acc:
+        out = out.to(acc_dtype(out.dtype))
+        out = out if bias is None else out + bias
+    if root_weight is not None:
+        assert root is not None
+        out = out + map_rows(root, root_weight, None, False)
     if not path.forward or compact_out:
         return out
     return expand(out, path.dst, fill_of(path), path.watch())
-
-
-def linear_of_rows(
-    given: AggregatedInput, weight: Tensor, path: ExecutionPath, compact_out: bool
-) -> Tensor:
-    """The linear map of a constant input itself."""
-    assert given.root is not None
-    if not path.forward:
-        return RowsLinear.apply(given.root.to(weight.dtype), weight, path.dst, None)
-    out = F.linear(given.root_rows(path.dst).to(weight.dtype), weight)
-    return out if compact_out else expand(out, path.dst, fill_of(path))
-
-
-class RowsLinear(torch.autograd.Function):
-    """A linear map of a constant; the gradients cover only some rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Context, x: Tensor, weight: Tensor, rows: Rows, watch: Watch | None
-    ) -> Tensor:
-        save(ctx, x, rows, watch)
-        return F.linear(x, weight)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, watch = saved(ctx)
-        if watch is not None:
-            watch.look(grad)
-        return None, rows.of(grad).t() @ rows.of(x), None, None

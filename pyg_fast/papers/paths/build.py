@@ -1,7 +1,6 @@
 """Execution paths of a graph and a mask."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from ...graph.graph import graph_of, has_loops
 from ...graph.prepared_graph import PreparedGraph, list_of
 from ...graph.signature import signature_of
 from ...ops._edges import check_edge_index
+from ...ops._numbers import check_number
 from ...sparse.graph import CHUNK, Graph, loop_counts, usual_group_size
 from ...sparse.to_csr import csr_rows, to_csr, transpose_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of
@@ -66,20 +66,7 @@ def execution_paths(
             :obj:`num_layers` is below one, or paths cannot stand without the graph.
         IndexError: If the graph holds a node that :obj:`mask` does not have.
     """
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int):
-        raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
-    if num_layers < 1:
-        raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
-    if not keep_graph:
-        if not forward:
-            raise ValueError(
-                "'keep_graph' must be True with forward=False, whose forward pass computes all rows"
-            )
-        if weighted:
-            raise ValueError(
-                "'keep_graph' must be True for a graph with edge weights, which layers normalise "
-                'over all edges'
-            )
+    _check_options(num_layers, weighted, forward, keep_graph)
     check_edge_index(edge_index)
     size = getattr(edge_index, '_sparse_size', (None, None))
     check_mask(mask, size[0] if size[0] is not None else size[1])
@@ -89,14 +76,9 @@ def execution_paths(
     graph = graph_of(
         edge_index, num_nodes, num_nodes, drop_loops=True, wait=True, values=weighted
     )
-    common: dict[str, Any] = dict(
-        num_layers=num_layers, num_nodes=num_nodes, loops=_loops(edge_index, num_nodes),
-        graph_signature=signature_of(edge_index), mask_signature=mask_signature_of(mask),
-        forward=forward, checks=checks, strict=strict, debug=debug,
-    )  # fmt: skip
-    common['num_edges'] = num_edges = int(graph.rowptr[-1])
+    num_edges, signature = int(graph.rowptr[-1]), signature_of(edge_index)
+    loops, mask_signature = _loops(edge_index, num_nodes), mask_signature_of(mask)
     degree = graph.rowptr.diff()
-    common['degree'] = None if keep_graph else degree.int()
 
     paths: list[ExecutionPath] = []
     # If a layer needs most edges, so do all layers before it.
@@ -105,27 +87,40 @@ def execution_paths(
         nodes = active.nonzero().view(-1)
         counts = degree[nodes].long()
         total = int(counts.sum())
-        fields = dict(
-            common, layer=layer, num_dst=nodes.numel(), num_path_edges=total,
-            dst_position=_positions(nodes, num_nodes),
-            counter=torch.zeros(1, dtype=torch.int64, device=mask.device),
-        )  # fmt: skip
         # A pass over all edges loses little if most are needed; rows of all nodes cost much more,
         # in linear maps and elsewhere.
         most = nodes.numel() >= WHOLE * num_nodes if forward else total >= WHOLE * num_edges
         whole = keep_graph and (whole or most)
-        if nodes.numel() == num_nodes:
-            sources = active
-        else:
-            sources = active.clone()
-            for picked in _picked(graph, nodes, counts):
-                sources[graph.col[picked].long()] = True
-        fields['num_src'] = int(sources.sum())
-        paths.append(_path(fields, graph, nodes, counts, sources, whole, weighted))
+        sources = _sources(graph, active, nodes, counts)
+        path = ExecutionPath(
+            layer=layer, num_layers=num_layers, num_nodes=num_nodes, num_edges=num_edges,
+            num_src=int(sources.sum()), num_dst=nodes.numel(), num_path_edges=total,
+            graph_signature=signature, mask_signature=mask_signature, forward=forward,
+            checks=checks, strict=strict, debug=debug, loops=loops,
+            degree=None if keep_graph else degree.int(), dst_position=_positions(nodes, num_nodes),
+            counter=torch.zeros(1, dtype=torch.int64, device=mask.device),
+        )  # fmt: skip
+        if not whole:
+            _add_rows(path, nodes, sources)
+            _add_edges(path, graph, nodes, counts, weighted)
+        paths.append(path)
         active = sources
     paths.reverse()
     _join(paths)
     return paths
+
+
+def _check_options(num_layers: int, weighted: bool, forward: bool, keep_graph: bool) -> None:
+    check_number('num_layers', num_layers, 1)
+    if not keep_graph and not forward:
+        raise ValueError(
+            "'keep_graph' must be True with forward=False, whose forward pass computes all rows"
+        )
+    if not keep_graph and weighted:
+        raise ValueError(
+            "'keep_graph' must be True for a graph with edge weights, which layers normalise "
+            'over all edges'
+        )
 
 
 def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:
@@ -134,6 +129,16 @@ def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:
     data = list_of(edge_index)
     loops = data[0][data[0] == data[1]].long()
     return torch.bincount(loops, minlength=num_nodes) if loops.numel() else None
+
+
+def _sources(graph: Graph, active: Tensor, nodes: Tensor, counts: Tensor) -> Tensor:
+    """A mask of the active nodes and of the sources of their edges."""
+    if nodes.numel() == active.numel():
+        return active
+    sources = active.clone()
+    for picked in _picked(graph, nodes, counts):
+        sources[graph.col[picked].long()] = True
+    return sources
 
 
 def _positions(nodes: Tensor, num_nodes: int) -> Tensor:
@@ -153,66 +158,57 @@ def _picked(graph: Graph, nodes: Tensor, counts: Tensor) -> Iterator[Tensor]:
         yield torch.arange(begin, end, device=nodes.device) + shift.index_select(0, row)
 
 
-def _path(
-    fields: dict[str, Any],
-    graph: Graph,
-    nodes: Tensor,
-    counts: Tensor,
-    sources: Tensor,
-    whole: bool,
-    weighted: bool,
-) -> ExecutionPath:
-    if whole:
-        return ExecutionPath(**fields, **dict.fromkeys((
-            'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
-            'dst_nodes', 'self_row', 't_self_row', 'group_size', 't_group_size',
-        )))  # fmt: skip
-    num_dst, index = nodes.numel(), graph.rowptr.dtype
-    num_edges, device = fields['num_path_edges'], nodes.device
-    src_nodes = src_position = None
+def _add_rows(path: ExecutionPath, nodes: Tensor, sources: Tensor) -> None:
+    """The rows of a path that is not whole."""
     # Gathering most nodes does not pay off. But of a layer below that is not whole, other rows are
     # not computed.
-    most: float = fields['num_nodes']
-    if fields['degree'] is None or fields['layer'] == 0:
+    most: float = path.num_nodes
+    if not path.stands_alone or path.layer == 0:
         most = WHOLE * most
-    if fields['num_src'] < most:
-        src_nodes = sources.nonzero().view(-1)
-        src_position = _positions(src_nodes, fields['num_nodes'])
-    num_src = fields['num_nodes'] if src_nodes is None else src_nodes.numel()
-    perm = t_perm = None
-    if num_dst == fields['num_nodes'] and not weighted:
-        rowptr, col = graph.rowptr, graph.col[:num_edges]
-        t_rowptr, t_col = graph.t_rowptr, graph.t_col[:num_edges]  # type: ignore[index]
+    path.dst_nodes, path.self_row, path.t_self_row = nodes, nodes.int(), path.dst_position
+    if path.num_src < most:
+        path.src_nodes = sources.nonzero().view(-1)
+        path.src_position = _positions(path.src_nodes, path.num_nodes)
+        path.self_row = path.src_position[nodes]
+        path.t_self_row = path.dst_position[path.src_nodes]
+
+
+def _add_edges(
+    path: ExecutionPath, graph: Graph, nodes: Tensor, counts: Tensor, weighted: bool
+) -> None:
+    """The edges of a path that is not whole, between its rows."""
+    num_dst, num_edges = path.num_dst, path.num_path_edges
+    num_src = path.num_nodes if path.src_nodes is None else path.num_src
+    if num_dst == path.num_nodes and not weighted:
+        assert graph.t_col is not None
+        path.rowptr, path.col = graph.rowptr, graph.col[:num_edges]
+        path.t_rowptr, path.t_col = graph.t_rowptr, graph.t_col[:num_edges]
     else:
-        rowptr = torch.zeros(num_dst + 1, dtype=index, device=device)
+        index, device = graph.rowptr.dtype, nodes.device
+        path.rowptr = rowptr = torch.zeros(num_dst + 1, dtype=index, device=device)
         rowptr[1:] = counts.cumsum(0)
-        col = torch.empty(num_edges, dtype=torch.int32, device=device)
+        path.col = col = torch.empty(num_edges, dtype=torch.int32, device=device)
         perm = torch.empty(num_edges, dtype=index, device=device) if weighted else None
         end = 0
         for picked in _picked(graph, nodes, counts):
             begin, end = end, end + picked.numel()
             part = graph.col[picked]
-            if src_position is not None:
-                part = src_position.index_select(0, part)
+            if path.src_position is not None:
+                part = path.src_position.index_select(0, part)
             col[begin:end] = part
             if perm is not None:
                 perm[begin:end] = picked if graph.perm is None else graph.perm[picked]
         if perm is None:
-            t_rowptr, t_col = transpose_csr(rowptr, col, num_src)
+            path.t_rowptr, path.t_col = transpose_csr(rowptr, col, num_src)
         else:
             row = csr_rows(rowptr, 0, num_edges)
-            t_rowptr, t_col, t_perm = to_csr(torch.stack([col, row]), num_src, num_dst, by='src')
-            t_rowptr = t_rowptr.to(index)  # same dtype as the whole graph's positions
-            t_perm = perm[t_perm.long()]
-    dst_position = fields['dst_position']
-    return ExecutionPath(
-        **fields, rowptr=rowptr, col=col, perm=perm, t_rowptr=t_rowptr, t_col=t_col,
-        t_perm=t_perm, group_size=_group_size(col, num_dst),
-        t_group_size=_group_size(col, num_src), src_nodes=src_nodes, src_position=src_position,
-        dst_nodes=nodes,
-        self_row=(nodes if src_position is None else src_position[nodes]).int(),
-        t_self_row=dst_position if src_nodes is None else dst_position[src_nodes],
-    )  # fmt: skip
+            t_rowptr, path.t_col, order = to_csr(
+                torch.stack([col, row]), num_src, num_dst, by='src'
+            )
+            path.t_rowptr = t_rowptr.to(index)  # same dtype as the whole graph's positions
+            path.perm, path.t_perm = perm, perm[order.long()]
+    path.group_size = _group_size(path.col, num_dst)
+    path.t_group_size = _group_size(path.col, num_src)
 
 
 def _group_size(edges: Tensor, num_rows: int) -> int | None:

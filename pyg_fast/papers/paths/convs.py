@@ -1,6 +1,5 @@
 """The layers on execution paths."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +21,9 @@ from ._layer import (
     PathPrepared,
     check_commutes,
     fill_of,
-    linear_of_rows,
     linear_on_path,
     path_operator,
+    rows_on_path,
     sum_on_path,
 )
 from .execution_path import ExecutionPath
@@ -63,8 +62,6 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
-    _takes_edge_weight = True
-
     def forward(
         self,
         x: Tensor | AggregatedInput,
@@ -90,34 +87,6 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
             return super().forward(x, edge_index, edge_weight)
         return self._run_on(given, path)
 
-    def aggregate_input(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_weight: OptTensor = None,
-        *,
-        path: ExecutionPath | None = None,
-        tile: int | None = None,
-    ) -> AggregatedInput:
-        r"""As :meth:`~pyg_fast.nn.FusedGCNConv.aggregate_input`.
-
-        Args:
-            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
-                they may be in pinned host memory.
-            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
-            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`.
-                (default: :obj:`None`)
-            path (ExecutionPath, optional): The path that the layer will run on in every call. If it
-                was prepared with :obj:`forward`, only its rows are computed and kept.
-                (default: :obj:`None`)
-            tile (int, optional): The number of columns to aggregate at a time.
-                (default: :obj:`None`, 32 in host memory, otherwise all)
-
-        Raises:
-            ValueError: If an input requires a gradient, or the layer has no kernel for it.
-        """
-        return self._aggregated_input_on(x, edge_index, edge_weight, path, tile)
-
     def _input_plan_on(
         self, x: Tensor, edge_index: Adj, edge_weight: OptTensor, path: ExecutionPath
     ) -> InputPlan | None:
@@ -136,8 +105,8 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         self, x: AggregatedInput, edge_index: Adj, path: ExecutionPath, compact_out: bool = False
     ) -> Tensor:
         self._check_aggregated_on(x, edge_index, path)
-        weight, bias, out_dtype = self._map_of(x)
-        return linear_on_path(x, weight, bias, out_dtype, path, compact_out)
+        weight, bias, out_acc = self._map_of(x)
+        return linear_on_path(x, weight, bias, path, compact_out, out_acc=out_acc)
 
     def _has_other_graph(self, path: ExecutionPath) -> bool:
         """Whether the cached graph may differ from that of a path: it is the graph of another first
@@ -267,7 +236,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         """The layer on a path as a linear map around an aggregation."""
         raise NotImplementedError
 
-    def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
+    def _alone(self, x: Tensor, path: ExecutionPath, compact: bool = False) -> Neighbours:
         """The input of a layer that runs on a path without the graph."""
         num_nodes = path.num_nodes if compact else x.size(0)
         to = Neighbours(x, x, None, num_nodes, self.flow)
@@ -365,10 +334,7 @@ class PathPreparedSAGEConv(_PathPreparedReduce, FusedSAGEConv):
         self._check_aggregated_on(x, edge_index, path)
         weight, bias, root_weight = self._maps_of(x)
         expands = self._normalizes_rows(path, compact_out)
-        compact = compact_out or expands
-        out = linear_on_path(x, weight, bias, weight.dtype, path, compact)
-        if root_weight is not None:
-            out = out + linear_of_rows(x, root_weight, path, compact)
+        out = linear_on_path(x, weight, bias, path, compact_out or expands, root_weight)
         out = self._normalized(out)
         return expand(out, path.dst, fill_of(path), path.watch()) if expands else out
 
@@ -434,7 +400,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
     def _of_neighbours(self, to: Neighbours) -> Tensor:
         return self.nn(self._combined(self._messages_of(to)))
 
-    def _alone(self, x: object, path: ExecutionPath, compact: bool = False) -> Neighbours:
+    def _alone(self, x: Tensor, path: ExecutionPath, compact: bool = False) -> Neighbours:
         # Under autocast PyG's result has the wider dtype of `eps`.
         if isinstance(x, Tensor) and x.is_floating_point():
             x = x.to(torch.promote_types(x.dtype, self.eps.dtype))
@@ -444,11 +410,10 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
         self, x: AggregatedInput, edge_index: Adj, path: ExecutionPath, compact_out: bool = False
     ) -> Tensor:
         self._check_aggregated_on(x, edge_index, path)
-        out, root = x.aggregated, x.root
+        out, root = rows_on_path(x, path)
         assert root is not None
         if path.forward:
             self._check_commutes()
-            out, root = x.rows(path.dst), x.root_rows(path.dst)
         out = self.nn(torch.addcmul(out, root, 1 + self.eps))
         if not path.forward or compact_out:
             return out
@@ -481,6 +446,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
         if self.eps.requires_grad:
             root, plan = given.x, given.plan
             if path.forward:  # The positions of the destinations among the rows of the sources.
+                assert plan.part is not None
                 rows = Rows(plan.part.self_row, plan.part.t_self_row)
                 root = take(root, rows if plan.compact_in else path.dst)
             out = torch.addcmul(out, root, 1 + self.eps)

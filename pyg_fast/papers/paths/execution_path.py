@@ -2,8 +2,8 @@
 
 import copy
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from ...ops.path import Rows, Watch
 from ...sparse.graph import Graph
 from ...sparse.groups import check_size
 from ...sparse.operator import SparseOperator
+
+T = TypeVar('T')
 
 
 class ExecutionPath:
@@ -66,20 +68,20 @@ class ExecutionPath:
     checks: bool
     strict: bool
     debug: bool
-    group_size: int | None
-    t_group_size: int | None
-    rowptr: Tensor | None
-    col: Tensor | None
-    perm: Tensor | None
-    t_rowptr: Tensor | None
-    t_col: Tensor | None
-    t_perm: Tensor | None
-    src_nodes: Tensor | None
-    src_position: Tensor | None
-    dst_nodes: Tensor | None
+    group_size: int | None = None
+    t_group_size: int | None = None
+    rowptr: Tensor | None = None
+    col: Tensor | None = None
+    perm: Tensor | None = None
+    t_rowptr: Tensor | None = None
+    t_col: Tensor | None = None
+    t_perm: Tensor | None = None
+    src_nodes: Tensor | None = None
+    src_position: Tensor | None = None
+    dst_nodes: Tensor | None = None
     dst_position: Tensor
-    self_row: Tensor | None
-    t_self_row: Tensor | None
+    self_row: Tensor | None = None
+    t_self_row: Tensor | None = None
     loops: Tensor | None
     degree: Tensor | None = None
     counter: Tensor
@@ -89,12 +91,12 @@ class ExecutionPath:
         'dst_nodes', 'dst_position', 'self_row', 't_self_row', 'loops', 'degree', 'counter',
     )  # fmt: skip
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         self.__dict__.update(fields)
-        self._noted: tuple[Tensor, Any] | None = None
+        self._noted: tuple[Tensor, torch.cuda.Event] | None = None
         self._notes = weakref.WeakMethod(self._note)
         self._is_noted = False
-        self._derived: dict[Any, Entry] = {}
+        self._derived: dict[Hashable, Entry] = {}
         # Read by captured CUDA graphs, and so by their replays.
         self._captured: dict[int, Entry] = {}
 
@@ -152,10 +154,10 @@ class ExecutionPath:
     def __deepcopy__(self, memo: dict) -> 'ExecutionPath':
         return self._mapped(lambda t: copy.deepcopy(t, memo))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith('_')}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     @property
@@ -240,7 +242,7 @@ class ExecutionPath:
             return self._derived[key].value if key in self._derived else graph
         return self.derived(key, lambda: graph.with_groups(self.group_size, self.t_group_size))
 
-    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that depends only on the structure of the graph, made once and ready on every
         CUDA stream."""
         if torch.compiler.is_compiling():
@@ -283,7 +285,7 @@ class ExecutionPath:
         compiling = torch.compiler.is_compiling()
         return self._watch(None if compiling else self._notes)
 
-    def _watch(self, noted: Any) -> Watch:
+    def _watch(self, noted: weakref.WeakMethod[Callable[[], None]] | None) -> Watch:
         return Watch(
             self.dst_position, self.counter, noted, self.layer, self.num_dst, self.strict
         )
@@ -349,7 +351,7 @@ def _can_compare(edge_index: Tensor) -> bool:
     return isinstance(edge_index, EdgeIndex) or not is_capturing(edge_index)
 
 
-def mask_signature_of(mask: Any) -> tuple[int, ...]:
+def mask_signature_of(mask: Tensor) -> tuple[int, ...]:
     """A signature of a mask, computed at every call.
 
     Raises:
@@ -360,7 +362,7 @@ def mask_signature_of(mask: Any) -> tuple[int, ...]:
     return mask.numel(), nodes.numel(), int(hash_of(nodes + 1))
 
 
-def check_mask(mask: Any, num_nodes: int | None = None, name: str = 'mask') -> None:
+def check_mask(mask: object, num_nodes: int | None = None, name: str = 'mask') -> None:
     """Raises unless it is a bool mask with at least one node."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__

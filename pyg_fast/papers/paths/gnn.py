@@ -1,8 +1,8 @@
 """A model that runs on execution paths."""
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,24 +14,24 @@ from torch_geometric.nn import LayerNorm, MessagePassing
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
-from ...graph.prepared_graph import PreparedGraph
 from ...graph.signature import signature_of
-from ...nn._aggregated import TILE, AggregatedInput, stand_in
+from ...nn._aggregated import TILE, AggregatedInput, FeaturesT, stand_in
 from ...nn._checks import may_fuse
 from ...nn._inference import inference
 from ...nn._modules import is_plain
 from ...nn._reduce import neighbours
 from ...ops.linear_product import (
-    LinearAggregation,
+    Parts,
     aggregates_first,
     linear_product,
+    rows_of_block,
     takes_gradient,
 )
 from ...ops.path import Rectify, Rows, expand, node_dropout, rectify, take
 from ...ops.row_blocks import RowBlock, row_blocks, tile_width
-from ...ops.streamed_linear import Parts, rows_of_block, streamed_linear
 from ...sparse.graph import Graph
 from ._layer import PathPrepared, check_commutes, fill_of
+from ._out_of_memory import Call, explain
 from .build import execution_paths
 from .convs import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
 from .execution_path import ExecutionPath, mask_signature_of
@@ -39,6 +39,7 @@ from .execution_path import ExecutionPath, mask_signature_of
 CONVS: dict[str, type[PathPrepared]] = {
     'gcn': PathPreparedGCNConv, 'sage': PathPreparedSAGEConv, 'gin': PathPreparedGINConv
 }  # fmt: skip
+_EVERY = Rows(None, None)
 _LIBRARIES = 'torch.nn.', 'torch_geometric.', 'pyg_fast.'
 
 
@@ -104,22 +105,13 @@ class PathPreparedGNN(Module):
         dropout: float = 0.0,
         act: str | Callable | None = 'relu',
         norm: str | Module | None = None,
-        norm_kwargs: dict[str, Any] | None = None,
+        norm_kwargs: dict[str, object] | None = None,
         checkpoint: bool = False,
         tile: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__()
-        if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int)):
-            raise TypeError(f"'tile' must be an integer, got {type(tile).__name__}")
-        if tile is not None and tile < 1:
-            raise ValueError(f"'tile' must be positive, got {tile}")
-        if conv not in CONVS:
-            raise ValueError(f"'conv' must be one of {tuple(CONVS)}, got {conv!r}")
-        if num_layers < 1:
-            raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+        _check_options(conv, num_layers, dropout, tile)
         self.conv = conv
         self.in_channels = in_channels
         self.hidden_channels = hidden_channels
@@ -129,12 +121,10 @@ class PathPreparedGNN(Module):
         self.dropout = dropout
         self.act = activation_resolver(act) if act is not None else None
         self.supports_edge_weight = CONVS[conv]._takes_edge_weight
-        widths = self._widths
         self.convs = ModuleList(
-            _conv(conv, widths[k], widths[k + 1], **kwargs)
-            for k in range(num_layers)
+            _conv(conv, fin, fout, **kwargs) for fin, fout in pairwise(self._widths)
         )
-        self._last_paths: tuple[Any, list[ExecutionPath]] | None = None
+        self._last_paths: tuple[tuple[object, ...], list[ExecutionPath]] | None = None
         self.norms = ModuleList()
         for _ in range(num_layers - 1 if norm is not None else 0):
             layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
@@ -198,47 +188,36 @@ class PathPreparedGNN(Module):
             paths = self._prepared(edge_index, mask, edge_weight is not None)
         if paths is not None:
             self._check(paths, mask)
+        elif active_only and mask is None:
+            raise ValueError("'active_only' needs 'paths' or 'mask'")
         device = _stand_in(x, edge_index, None if paths is None else paths[0]).device
-        seed = None
+        path = seeds = None
         if self.training and self.dropout > 0:
-            seed = torch.randint(2**63 - 1, (self.num_layers,), device=device)
-        h: Any = x
-        rows = Rows(None, None)  # the rows that the features have
-        call = _Call(edge_index, edge_weight, x.size(0), device, trains and self.checkpoint)
-        for k in range(self.num_layers):
-            path = None if paths is None else paths[k]
-            args = (k, h, rows, call, path, None if seed is None else seed[k : k + 1])
-            failed = None
-            try:
-                again = None
-                if call.recomputes and not self.convs[k]._maps_linearly:
-                    again = self._again(k)
-                if again is not None:
-                    h, rows = checkpointed(
-                        again, *args, use_reentrant=False, preserve_rng_state=self._draws(k)
-                    )
-                else:
-                    h, rows = self._hidden(*args)
-            except torch.OutOfMemoryError as error:
-                if torch.compiler.is_compiling():
-                    raise
-                failed = self._out_of_memory(error, k, x, call, path, active_only)
-            if failed is not None:  # Outside of the handler, whose error holds a layer's tensors.
-                raise failed
-        if active_only:
-            if paths is None and mask is None:
-                raise ValueError("'active_only' needs 'paths' or 'mask'")
-            return self._active(h, rows, paths, mask)
-        if paths is None or rows.nodes is None:
-            return h
-        last = paths[-1]
+            seeds = torch.randint(2**63 - 1, (self.num_layers,), device=device)
+        call = Call(edge_index, edge_weight, x.size(0), device, trains and self.checkpoint)
+        k, h, rows = 0, x, Rows(None, None)  # features and the rows that they have
         try:
-            return expand(h, rows, fill_of(last), last.watch())
+            for k in range(self.num_layers):
+                path = None if paths is None else paths[k]
+                args = (k, h, rows, call, path, None if seeds is None else seeds[k : k + 1])
+                recomputes = call.recomputes and not self.convs[k]._maps_linearly
+                again = self._again(k) if recomputes else None
+                h, rows = self._hidden(*args) if again is None else checkpointed(
+                    again, *args, use_reentrant=False, preserve_rng_state=self._draws(k)
+                )  # fmt: skip
+            assert isinstance(h, Tensor)
+            if not active_only:
+                k = self.num_layers
+                if path is None or rows.nodes is None:
+                    return h
+                return expand(h, rows, fill_of(path), path.watch())
         except torch.OutOfMemoryError as error:
             if torch.compiler.is_compiling():
                 raise
-            failed = self._out_of_memory(error, self.num_layers, x, call, last, active_only)
-        raise failed
+            failed = explain(error, self, k, x, call, path, active_only)
+        else:
+            return self._active(h, rows, path, mask)
+        raise failed  # Outside of the handler, whose error holds a layer's tensors.
 
     def aggregate_input(
         self,
@@ -251,9 +230,8 @@ class PathPreparedGNN(Module):
         in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`. Given :obj:`paths`
         that were prepared with :obj:`forward`, it has only the rows that training computes: then
         it needs these paths."""
-        args = () if edge_weight is None else (edge_weight,)
         path = None if paths is None else paths[0]
-        return self.convs[0].aggregate_input(x, edge_index, *args, path=path)  # type: ignore[operator]
+        return self.convs[0].aggregate_input(x, edge_index, edge_weight, path=path)  # type: ignore[operator]
 
     def inference(
         self,
@@ -284,7 +262,7 @@ class PathPreparedGNN(Module):
             if not isinstance(data.get(name), Tensor):
                 raise ValueError(f"'data' must have a tensor {name!r}, got {data.get(name)!r}")
         weight = data.get('edge_weight') if self.supports_edge_weight else None
-        layers: list[Any] = []
+        layers: list[Callable[[Tensor], Tensor]] = []
         for k, conv in enumerate(self.convs):
             layers.append(conv)
             if k < self.num_layers - 1:
@@ -293,14 +271,9 @@ class PathPreparedGNN(Module):
         return inference(layers, data.x, data.edge_index, weight, max_bytes, device)
 
     def _hidden(
-        self,
-        k: int,
-        x: object,
-        rows: Rows,
-        call: '_Call',
-        path: ExecutionPath | None,
-        seed: Tensor | None,
-    ) -> tuple[Tensor, Rows]:
+        self, k: int, x: Tensor | AggregatedInput, rows: Rows, call: Call,
+        path: ExecutionPath | None, seed: Tensor | None,
+    ) -> tuple[Tensor, Rows]:  # fmt: skip
         """A layer with all that follows it, and its rows."""
         rectifies, how = self._rectifies(k), Rectify(self.dropout, seed)
         out, rows, done = self._layer(k, x, rows, call, path, how if rectifies else None)
@@ -318,7 +291,7 @@ class PathPreparedGNN(Module):
             out = node_dropout(out, self.dropout, seed, rows.nodes)
         return out, rows
 
-    def _again(self, k: int) -> Callable | None:
+    def _again(self, k: int) -> Callable[..., tuple[Tensor, Rows]] | None:
         """A hidden layer as a function that the backward pass calls again, or None where it would
         then have other parameters: those that `functional_call` has put into it."""
         parts = [part for part in (self.convs[k], *self.norms[k : k + 1], self.act)
@@ -337,14 +310,15 @@ class PathPreparedGNN(Module):
         if not all(isinstance(parameter, Parameter) for parameter in first):
             return None
 
-        def hidden(*args: Any) -> tuple[Tensor, Rows]:
+        def hidden(*args: object) -> tuple[Tensor, Rows]:
             if any(a is not b for a, b in zip(first, parameters(), strict=True)):
                 raise RuntimeError(
                     f'layer {k} has other parameters in the backward pass than in the forward '
                     'pass: use checkpoint=False'
                 )
-            return self._hidden(*args)
+            return run(*args)
 
+        run: Callable[..., tuple[Tensor, Rows]] = self._hidden
         return hidden
 
     def _draws(self, k: int) -> bool:
@@ -361,8 +335,7 @@ class PathPreparedGNN(Module):
         )  # fmt: skip
 
     def _is_relu(self) -> bool:
-        act = self.act
-        return type(act) is ReLU and is_plain(act)
+        return type(self.act) is ReLU and is_plain(self.act)
 
     def _rectifies(self, k: int) -> bool:
         """Whether a ReLU, and dropout, directly follow the sum of a layer."""
@@ -372,28 +345,23 @@ class PathPreparedGNN(Module):
         return conv._ends_linearly()
 
     def _layer(
-        self,
-        k: int,
-        x: Any,
-        rows: Rows,
-        call: '_Call',
-        path: ExecutionPath | None,
-        how: Rectify | None,
-    ) -> tuple[Tensor, Rows, bool]:
+        self, k: int, x: Tensor | AggregatedInput, rows: Rows, call: Call,
+        path: ExecutionPath | None, how: Rectify | None,
+    ) -> tuple[Tensor, Rows, bool]:  # fmt: skip
         """A layer's output, its rows, and whether it went through :obj:`how`."""
         conv: MessagePassing = self.convs[k]
-        edge_index, every = call.edge_index, Rows(None, None)
+        edge_index = call.edge_index
         args = (edge_index, call.edge_weight) if conv._takes_edge_weight else (edge_index,)
         # Paths alone know no other rows, also in evaluation.
         trains = (conv.training and torch.is_grad_enabled()) or edge_index is None
-        staged = isinstance(x, Tensor) and (
-            x.device != call.device or (self.tile is not None and k == 0 and not x.requires_grad)
-        )
+        on_host = x.device != call.device
+        staged = on_host or (self.tile is not None and k == 0 and not x.requires_grad)
         if not is_plain(conv):  # Its hooks or patches must run.
-            if staged and x.device != call.device:
+            if on_host:
                 raise ValueError(f"'x' must be on {call.device}: layer {k} has hooks or patches")
-            return conv(expand(x, rows), *args, path=path), every, False
-        if staged and not conv._maps_linearly and self._sums_tiles(conv, x, call):
+            x = expand(x, rows) if isinstance(x, Tensor) else x
+            return conv(x, *args, path=path), _EVERY, False
+        if staged and isinstance(x, Tensor) and self._sums_tiles(conv, x, call):
             x = conv.aggregate_input(x, edge_index, path=path if trains else None, tile=self.tile)
         if isinstance(x, AggregatedInput):
             return *self._aggregated(conv, x, edge_index, path), False
@@ -401,61 +369,81 @@ class PathPreparedGNN(Module):
         streams = staged or (
             call.recomputes and conv._maps_linearly and (path is None or path.forward)
         )
-        if runs is None and not streams:
-            return conv(expand(x, rows), *args, path=path), every, False
-        if staged and x.requires_grad:
-            raise ValueError("'x' in host memory must not require a gradient")
+        if runs is not None or streams:
+            if staged and x.requires_grad:
+                raise ValueError("'x' in host memory must not require a gradient")
+            x, rows, runs = self._rows_for(conv, x, rows, call, path, runs)
+            way = _Way(path, runs, how, staged, streams)
+            out, done = self._described(conv, x, rows, call, way)
+            if out is not None:
+                return out, _EVERY if runs is None else runs.dst, done
+            self._check_on_device(conv, x, call)
+        return conv(expand(x, rows), *args, path=path), _EVERY, False
+
+    @staticmethod
+    def _rows_for(
+        conv: MessagePassing, x: Tensor, rows: Rows, call: Call, path: ExecutionPath | None,
+        runs: ExecutionPath | None,
+    ) -> tuple[Tensor, Rows, ExecutionPath | None]:  # fmt: skip
+        """The features with the rows that the layer reads, these rows, and :obj:`runs`, or None if
+        the layer does not run on its path."""
         if path is not None and rows.nodes is None:
-            used = conv._choose_path(path, _stand_in(x, edge_index, path), edge_index)
-            runs = None if used is None else runs
+            given = _stand_in(x, call.edge_index, path)
+            if conv._choose_path(path, given, call.edge_index) is None:
+                runs = None
         elif path is not None and not torch.compiler.is_compiling():
             path.check_noted()
         if rows.nodes is not None and (runs is None or rows.nodes is not runs.src_nodes):
-            x, rows = expand(x, rows), every
-        out, done = self._described(conv, x, rows, call, path, runs, how, staged, streams)
-        if out is None:
-            self._check_on_device(conv, x, call)
-            return conv(expand(x, rows), *args, path=path), every, False
-        return out, runs.dst if runs is not None else every, done
+            return expand(x, rows), _EVERY, runs
+        return x, rows, runs
 
     def _aggregated(
         self, conv: MessagePassing, x: AggregatedInput, edge_index: Adj, path: ExecutionPath | None
     ) -> tuple[Tensor, Rows]:
         """The output of a layer on an aggregated input, and its rows."""
-        every, runs = Rows(None, None), conv._choose_path(path, x, edge_index)
+        runs = conv._choose_path(path, x, edge_index)
         if runs is None:
-            return conv._of_aggregated(x, edge_index), every
+            return conv._of_aggregated(x, edge_index), _EVERY
         out = conv._of_aggregated_on(x, edge_index, runs, runs.forward)
-        return out, runs.dst if runs.forward else every
+        return out, runs.dst if runs.forward else _EVERY
 
     def _described(
-        self,
-        conv: MessagePassing,
-        x: Tensor,
-        rows: Rows,
-        call: '_Call',
-        path: ExecutionPath | None,
-        runs: ExecutionPath | None,
-        how: Rectify | None,
-        staged: bool,
-        streams: bool,
+        self, conv: MessagePassing, x: Tensor, rows: Rows, call: Call, way: '_Way'
     ) -> tuple[Tensor | None, bool]:
-        """The output of a layer by its description, and whether it went through :obj:`how`; None
-        if the layer is none."""
-        given = _stand_in(x, call.edge_index, path)
+        """The output of a layer by its description, in parts where the model streams, and whether
+        it went through :obj:`how`; None if no description fits."""
+        on, runs = _stand_in(x, call.edge_index, way.path), way.runs
         describes = conv._maps_linearly or runs is not None
-        if not (may_fuse(conv) and conv._unaltered(given) and describes):
+        if not (may_fuse(conv) and conv._unaltered(on) and describes):
             return None, False
         compact = (rows.nodes is not None, runs is not None)
-        described = conv._describe_on(
-            given, call.edge_index, call.edge_weight, runs, compact, call.num_nodes
+        given = conv._describe_on(
+            on, call.edge_index, call.edge_weight, runs, compact, call.num_nodes
         )
-        if described is None:
+        if given is None:
             return None, False
-        return self._mapped(conv, x, described, runs, path, how, staged, streams)
+        weight, plan = given.weight, given.plan
+        assert plan.part is not None
+        graph, parts = plan.part.graph, None
+        if way.streams and weight is not None and not plan.out_acc and (
+            way.staged or aggregates_first(
+                weight, takes_gradient(x), takes_gradient(weight), graph.num_dst < graph.num_src
+            )
+        ):  # fmt: skip
+            if way.staged:
+                width = tile_width(x.size(1), self.tile or TILE)
+                parts = Parts(None, width, given.x.dtype, way.how)
+            else:
+                x = given.x
+                parts = Parts(_blocks(graph, way.path), None, x.dtype, way.how)
+            given = given._replace(x=x, plan=plan._replace(parts=parts))
+        elif runs is None or way.staged:
+            return None, False
+        out = conv._finish(linear_product(*given), given, runs, compact[1])
+        return out, parts is not None and way.how is not None
 
     @staticmethod
-    def _check_on_device(conv: MessagePassing, x: Tensor, call: '_Call') -> None:
+    def _check_on_device(conv: MessagePassing, x: Tensor, call: Call) -> None:
         """Raises for features in host memory that a layer does not sum by a kernel."""
         if x.device != call.device:
             why = conv._last_run or 'its result has another dtype, or PyG takes other arguments'
@@ -464,9 +452,12 @@ class PathPreparedGNN(Module):
                 f'layer that sums them by a kernel, but {why}'
             )
 
-    def _sums_tiles(self, conv: MessagePassing, x: Tensor, call: '_Call') -> bool:
-        """Whether a layer that is no linear map sums columns of its input by a kernel; if the input
+    @staticmethod
+    def _sums_tiles(conv: MessagePassing, x: Tensor, call: Call) -> bool:
+        """Whether a layer is no linear map, and sums columns of its input by a kernel; if the input
         is in host memory, or there are no edges, the layer itself says why not."""
+        if conv._maps_linearly:
+            return False
         if x.device != call.device or call.edge_index is None:
             return True
         if not (may_fuse(conv) and conv._unaltered(x)):
@@ -474,102 +465,6 @@ class PathPreparedGNN(Module):
         to = neighbours(x, call.edge_index, None, conv.flow)
         return to is not None and conv._takes_path(to)
 
-    def _mapped(
-        self,
-        conv: MessagePassing,
-        x: Tensor,
-        given: LinearAggregation,
-        runs: ExecutionPath | None,
-        path: ExecutionPath | None,
-        how: Rectify | None,
-        staged: bool,
-        streams: bool,
-    ) -> tuple[Tensor | None, bool]:
-        """A layer's linear product, in parts where the model :obj:`streams`, and whether it went
-        through :obj:`how`."""
-        _, weight, bias, plan, root_weight = given
-        done, out = False, None
-        if streams and weight is not None and not plan.out_acc and (
-            staged or aggregates_first(
-                weight, takes_gradient(x), takes_gradient(weight),
-                plan.part.graph.num_dst < plan.part.graph.num_src,
-            )
-        ):  # fmt: skip
-            blocks = width = None
-            if staged:
-                width = tile_width(x.size(1), self.tile or TILE)
-            else:
-                blocks = _blocks(plan.part.graph, path)
-                x = given.x
-            parts = Parts(blocks, width, given.x.dtype, how)
-            done = how is not None
-            out = streamed_linear(x, weight, bias, plan, root_weight, parts)
-        elif runs is not None and not staged:
-            out = linear_product(*given)
-        if out is not None:
-            out = conv._finish(out, given, runs, runs is not None)
-        return out, done
-
-    def _out_of_memory(
-        self,
-        error: torch.OutOfMemoryError,
-        k: int,
-        x: Any,
-        call: '_Call',
-        path: ExecutionPath | None,
-        active_only: bool,
-    ) -> torch.OutOfMemoryError:
-        """The error with the part of the model that it comes from, and what would help."""
-        trains = self.training and torch.is_grad_enabled()
-        helps = []
-        if trains and (path is None or not path.forward):
-            helps.append("paths prepared with forward=True compute only rows that the loss reads")
-        if trains and not self.checkpoint:
-            helps.append('PathPreparedGNN(..., checkpoint=True) keeps no aggregated features')
-        if isinstance(x, Tensor) and x.device == call.device and not x.requires_grad:
-            helps.append('x.cpu().pin_memory() as features, which are copied in columns')
-        if path is not None and path.forward and not active_only:
-            helps.append('active_only=True makes no output of all nodes')
-        if call.edge_index is not None and not isinstance(call.edge_index, PreparedGraph):
-            helps.append('ToCSR(keep_edge_index=False) keeps no int64 list of edges')
-        if call.edge_index is not None and path is not None and path.forward and trains:
-            helps.append('Prepare(keep_graph=False) keeps only the paths')
-        if not trains:
-            helps.append('model.inference(data, max_bytes=...) evaluates in blocks')
-        tensor = None
-        if k < self.num_layers:
-            tried = _tried_bytes(str(error))
-            tensor = None if tried is None else self._tensor_of(tried, k, x, path)
-            num_nodes = x.size(0)
-            num_dst = path.num_dst if path is not None and path.forward and trains else num_nodes
-            conv: MessagePassing = self.convs[k]
-            part = (
-                f"layer {k} ({type(conv).__name__}, {num_dst} of {num_nodes} rows, "
-                f'{self._widths[k]} to {self._widths[k + 1]} columns)'
-            )
-        else:
-            part = f'the output of all {x.size(0)} nodes'
-        text = f'{error} It was for {"" if tensor is None else tensor + " of "}{part}.'
-        return torch.OutOfMemoryError(f'{text} What helps: {"; ".join(helps)}.' if helps else text)
-
-    def _tensor_of(
-        self, tried: float, k: int, x: Any, path: ExecutionPath | None
-    ) -> str | None:
-        """The tensor of a layer that has about this number of bytes."""
-        num_nodes, fin, fout = x.size(0), *self._widths[k : k + 2]
-        sizes = {'the output': (num_nodes, fout), 'the features of all sources': (num_nodes, fin)}
-        if path is not None and path.forward:
-            sizes = {
-                'the output': (path.num_dst, fout), 'the aggregated features': (path.num_dst, fin),
-                'the features of the sources': (path.num_src, fin),
-                'the mapped features of the sources': (path.num_src, fout), **{
-                    f'{name} for all nodes': size for name, size in sizes.items()
-                },
-            }  # fmt: skip
-        for name, (rows, columns) in sizes.items():
-            if abs(rows * columns * x.dtype.itemsize - tried) <= 0.01 * tried:
-                return name
-        return None
 
     @property
     def _widths(self) -> list[int]:
@@ -577,17 +472,13 @@ class PathPreparedGNN(Module):
         return [self.in_channels, *hidden, self.out_channels]
 
     def _active(
-        self,
-        x: Tensor,
-        rows: Rows,
-        paths: Sequence[ExecutionPath] | None,
-        mask: Tensor | None,
+        self, x: Tensor, rows: Rows, path: ExecutionPath | None, mask: Tensor | None
     ) -> Tensor:
+        """The rows of the nodes that the loss reads, of the last layer's output."""
         if rows.nodes is not None:
             return x
-        if paths is not None:
-            path, position = paths[-1], paths[-1].dst_position
-            nodes = path.dst_nodes
+        if path is not None:
+            position, nodes = path.dst_position, path.dst_nodes
             if nodes is None:
                 nodes = path.derived('active', lambda: (position >= 0).nonzero().view(-1))
             return take(x, Rows(nodes, position))
@@ -603,15 +494,14 @@ class PathPreparedGNN(Module):
         key = mask_signature_of(mask), signature_of(edge_index), weighted, edge_index.device
         if self._last_paths is None or self._last_paths[0] != key:
             self._last_paths = None  # Free the old paths first.
-            paths = execution_paths(edge_index, mask, self.num_layers, weighted)
-            self._last_paths = key, paths
+            self._last_paths = key, execution_paths(edge_index, mask, self.num_layers, weighted)
         return self._last_paths[1]
 
     def reset_paths(self) -> None:
         """Drops the paths that the model has prepared for a :obj:`mask`."""
         self._last_paths = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Copies prepare their own paths.
         return {**self.__dict__, '_last_paths': None}
 
@@ -652,22 +542,27 @@ class PathPreparedGNN(Module):
         )
 
 
-class _Call(NamedTuple):
-    """What all layers share in one call of the model."""
+class _Way(NamedTuple):
+    """How a layer runs."""
 
-    edge_index: Adj | None
-    edge_weight: OptTensor
-    num_nodes: int
-    device: torch.device
-    recomputes: bool
+    path: ExecutionPath | None
+    runs: ExecutionPath | None  # the path, if only its rows are computed
+    how: Rectify | None  # what follows the layer's sum
+    staged: bool  # whether columns of its input are on the device at a time
+    streams: bool  # whether it aggregates some columns, or rows, at a time
 
 
-def _tried_bytes(text: str) -> float | None:
-    """The bytes that could not be allocated, of an error of PyTorch or of a kernel."""
-    found = re.search(r'ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)', text)
-    if found is None:
-        return None
-    return float(found[1]) * {'bytes': 1, 'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}[found[2]]
+def _check_options(conv: str, num_layers: int, dropout: float, tile: int | None) -> None:
+    if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int)):
+        raise TypeError(f"'tile' must be an integer, got {type(tile).__name__}")
+    if tile is not None and tile < 1:
+        raise ValueError(f"'tile' must be positive, got {tile}")
+    if conv not in CONVS:
+        raise ValueError(f"'conv' must be one of {tuple(CONVS)}, got {conv!r}")
+    if num_layers < 1:
+        raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
 
 
 def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
@@ -676,27 +571,23 @@ def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
     if path is None:
         return row_blocks(graph, num_rows)
     key, parts = ('blocks', num_rows), (graph.rowptr, graph.col, graph.perm, graph.groups)
-
-    def made() -> tuple[Any, ...]:
-        return path.derived(key, lambda: (*parts, row_blocks(graph, num_rows)))
-
-    *of, blocks = made()
+    of, blocks = path.derived(key, lambda: (parts, row_blocks(graph, num_rows)))
     if any(a is not b for a, b in zip(of, parts, strict=True)):
         # The whole graph of a call with other loops, weights or order of edges.
         path._derived.pop(key, None)
-        blocks = made()[-1]
+        _, blocks = path.derived(key, lambda: (parts, row_blocks(graph, num_rows)))
     return blocks
 
 
-def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
+def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: object) -> PathPrepared:
     if CONVS[kind]._maps_linearly:
         return CONVS[kind](in_channels, out_channels, **kwargs)
-    mlp = Sequential(
-        Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels)
-    )
+    mlp = Sequential(Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels))
     return CONVS[kind](mlp, **kwargs)
 
 
-def _stand_in(x: object, edge_index: Adj, path: ExecutionPath | None) -> Any:
+def _stand_in(
+    x: FeaturesT, edge_index: Adj | None, path: ExecutionPath | None
+) -> FeaturesT | Tensor:
     """Features to choose a kernel by: those in host memory stay there, beside a graph on a GPU."""
     return stand_in(x, path if edge_index is None else edge_index)

@@ -5,6 +5,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ...ops._edges import check_edge_index
+from ...ops._numbers import check_number
 from .build import execution_paths
 from .execution_path import check_mask
 
@@ -82,10 +83,7 @@ class ExecutionPaths(BaseTransform):
         debug: bool = False,
         keep_graph: bool = True,
     ) -> None:
-        if isinstance(num_layers, bool) or not isinstance(num_layers, int):
-            raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
-        if num_layers < 1:
-            raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+        check_number('num_layers', num_layers, 1)
         self.num_layers = num_layers
         self.mask = mask
         self.edge_weight = edge_weight

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ...graph.gcn_norm import GCNNorm
@@ -20,7 +20,7 @@ from ...nn._aggregated import AggregatedInput
 from ...nn._layer import Mixin, autocast_dtype
 from ...nn._modules import is_plain_linear
 from ...nn._reduce import Neighbours
-from ...nn.gcn import check_rows, listed_norm
+from ...nn.gcn import check_rows, check_weight, listed_norm
 from ...ops._checks import check_device
 from ...ops.cbsr import CBSR
 from ...ops.linear_product import aggregates_first, takes_gradient
@@ -73,7 +73,7 @@ class _Sampled(Mixin):
     def _sampling(self) -> Sampling:
         return Sampling(self.num_samples, self.strategy)
 
-    def _features(self, x: Any, op: SparseOperator) -> Tensor | Quantized:
+    def _features(self, x: Tensor | CBSR, op: SparseOperator) -> Tensor | CBSR | Quantized:
         """Features, quantized to 8 bits while the layer samples and no gradient is required."""
         if not (self.quantize and self._samples() and isinstance(x, Tensor)):
             return x
@@ -211,7 +211,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         *,
         sample: str = 'eval',
         quantize: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self._set_sampling(num_samples, strategy, sample, quantize)
         super().__init__(in_channels, out_channels, **kwargs)
@@ -219,10 +219,10 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     _fused_own: ClassVar[tuple[str, ...]] = (
         *PathPreparedGCNConv._fused_own, *_OWN, '_cached_edges'
     )  # fmt: skip
-    _cached_edges: tuple[Any, OptTensor] | None = None  # of the first call, with `cached`
+    _cached_edges: tuple[Adj, OptTensor] | None = None  # of the first call, with `cached`
 
-    def _scatters(self, *args: Any) -> bool:
-        return not self._samples() and super()._scatters(*args)
+    def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
+        return not self._samples() and super()._scatters(x, edge_index, edge_weight)
 
     def _aggregate(self, x: Tensor, norm: GCNNorm) -> Tensor:
         op = norm.operator
@@ -239,7 +239,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
 
     def _operator(
         self,
-        x: Any,
+        x: Tensor | CBSR,
         edge_index: Adj,
         edge_weight: OptTensor,
         transpose: bool,
@@ -254,7 +254,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         return norm._replace(operator=norm.operator.sampled(*sampling))
 
     def _normalized_once(
-        self, x: object, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
+        self, x: Tensor | CBSR, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
     ) -> GCNNorm | None:
         """The normalised graph to sample; with :obj:`cached` that of the first call."""
         caches = any(each is not None for each in self._cached_by_pyg())
@@ -264,7 +264,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
 
     def _operator_of_first_edges(
         self,
-        x: Any,
+        x: Tensor | CBSR,
         edge_index: Adj,
         edge_weight: OptTensor,
         transpose: bool,
@@ -300,7 +300,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
             given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
             if given is not None:
                 if edge_weight is not None:
-                    edge_weight = _taken(edge_weight, edge_index, given[1])
+                    check_weight(edge_weight, edge_index, edge_index)
+                    edge_weight = edge_weight[given[1]]
                 edge_index = given[0]
         with self._without_cache():
             sampling, cached = self._degree_sampling(), self._cached_norm or {}
@@ -317,7 +318,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         if not self._samples():
             super()._cache_for_pyg()
 
-    def _cached_by_pyg(self) -> tuple[Any, Any]:
+    def _cached_by_pyg(self) -> tuple[tuple[Tensor, OptTensor] | None, SparseTensor | None]:
         return self._cached_edge_index, self._cached_adj_t
 
     @contextmanager
@@ -338,15 +339,6 @@ def _of_sampled_edges(norm: GCNNorm, sampling: Sampling, dtype: torch.dtype) -> 
         row_scale = weight if row_scale is None else weight * row_scale
     part = norm.operator._replace(graph=sampled_graph(graph, sampling), row_scale=row_scale)
     return norm._replace(operator=part)
-
-
-def _taken(edge_weight: Tensor, edge_index: Tensor, at: Tensor) -> Tensor:
-    if edge_weight.size(0) != edge_index.size(1):
-        raise ValueError(
-            f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
-        )
-    check_device(edge_weight, edge_index, 'edge_weight')
-    return edge_weight[at]
 
 
 class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
@@ -401,7 +393,7 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         *,
         sample: str = 'eval',
         quantize: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self._set_sampling(num_samples, strategy, sample, quantize)
         super().__init__(in_channels, out_channels, **kwargs)
@@ -426,9 +418,8 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
     def _aggregated(self, to: Neighbours) -> Tensor:
         if not self._samples():
             return super()._aggregated(to)
-        if isinstance(to.source, CBSR):
-            to = to._replace(source=to.source.to_dense())
-        x: Any = to.source
+        x = to.source.to_dense() if isinstance(to.source, CBSR) else to.source
+        to = to._replace(source=x)
         lin, kind, graph = self.lin_l, type(self.aggr_module), to.graph(False)
         if kind not in (SumAggregation, MeanAggregation):
             part, _ = sampled_on_its_own(graph, self._sampling(), torch.is_grad_enabled())
@@ -445,7 +436,7 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         bias = None if lin.bias is None else lin.bias.to(x.dtype)
         return product(op, self._features(x, op), bias)
 
-    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size) -> Tensor:
         if self._samples():
             source, target = (x, x) if isinstance(x, Tensor) else x
             if isinstance(edge_index, EdgeIndex) and size is None:

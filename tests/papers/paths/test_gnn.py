@@ -409,7 +409,7 @@ def test_out_of_memory_says_where_and_what_helps(
         assert 'forward=True' not in text
         assert 'active_only=True' in message(plain, paths=paths)
     with monkeypatch.context() as patch:
-        patch.setattr(f'{where}.streamed_linear', full(12345))
+        patch.setattr(f'{where}.linear_product', full(12345))
         text = message(net, paths=paths)
         assert 'It was for layer 0' in text
         assert 'checkpoint' not in text
