@@ -24,7 +24,7 @@ from .node_map import NodeMap
 from .random_walk import pinsage_neighbors, random_walk
 
 if TYPE_CHECKING:
-    from ..message import message_passing
+    from ..message.message_passing import message_passing
     from ..papers.maxk import maxk
 
 __all__ = [
