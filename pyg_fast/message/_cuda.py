@@ -270,6 +270,7 @@ def _launch_pass(
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
     offsets = _offset_dtype(col, nodes, [*loads, *buffers.outs, *buffers.parts.values()])
     steps = [x.stride(0) for x in nodes]
+    steps += [inputs[load].size(0) for load in source.loads if load[0] == 'table']
     constants = perm is not None, offsets, tile.edges, *tile.columns, *steps
     edges = [col, rowptr if perm is None else perm]
     last = rowptr if seed is None else seed

@@ -72,6 +72,7 @@ class Generator:
         self.count = itertools.count()
         self.loads: dict[Load, tuple[str, str]] = {}  # name of the pointer, and dtype
         self.uses_edge = self.uses_seed = False
+        self.tables: set[str] = set()
         self.holds = False  # whether parameters stay in registers
         self.summed: dict[str, tuple[Block, list[str]]] = {}  # sums by name: operand and axes
         self.num_tiles = 1  # of the widest dimension
@@ -223,6 +224,8 @@ class Generator:
             return self.load(role, slot, index, shape, dtype, guard)
         if op == 'keep':
             return self.keep(attrs, index, shape)
+        if op == 'lookup':
+            return self.lookup(at, index, guard)
         if op == 'slice':
             dim, start, _, step = attrs
             part = index[dim].times(step).plus(Index((), start))
@@ -325,6 +328,23 @@ class Generator:
         elif dtype == 'bool':
             text += ' != 0'
         return self.emit(text, axes, level)
+
+    def lookup(self, at: int, index: Place, guard: str) -> Block:
+        """A row of a table by an integer of the edge; one that is out of range stops the kernel."""
+        _, (which,), (role, slot, wraps), shape, dtype = self.program[at]
+        count = len(self.program[which].shape)
+        row = self.value(which, index[:count], guard)
+        flat, size = self.offset(index[count:], shape[count:]), math.prod(shape[count:])
+        axes = row.axes | {axis for axis, _ in flat.terms}
+        pointer = f'{role}{slot}'
+        self.loads[role, slot] = pointer, dtype
+        self.tables.add(pointer)
+        masks = ['m', *self.masks(axes), *([guard] if guard else [])]
+        if guard:
+            axes = axes | frozenset(self.guard_axes(guard))
+        place = f'row_of_table({row.name}, ROWS_{pointer}, {wraps}).to(OFFSET) * {size}'
+        text = f'tl.load({pointer} + ({place} + {self.blocked(flat)}), {" & ".join(masks)}, 0)'
+        return self.emit(f'{text}.to({self.acc})', axes, EDGES)
 
     def exponential(self, index: Place) -> Block:
         """exp(score - running maximum); the weighted sum uses the same factor."""

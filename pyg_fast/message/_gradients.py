@@ -72,7 +72,7 @@ class _Derivation:
         self.constants: list[int] = []  # positions that get no gradient
         for at in self.message.reachable(self.outputs):
             op, _, attrs, _, _ = self.message[at]
-            if op == 'load' and attrs[0] not in DST_ROLES:
+            if (op == 'load' and attrs[0] not in DST_ROLES) or op == 'lookup':
                 self.loads[attrs[1]] = at
             elif op in ('load', 'keep'):
                 self.constants.append(at)
@@ -89,11 +89,15 @@ class _Derivation:
         products of each softmax with its gradient (`dots`)."""
         program = Program()
         examples, positions = [], []
+        places: dict[int, int] = {}
         for at in [*self.loads.values(), *self.constants]:
             value = self.message[at]
             dtype = value.dtype if not is_float(value.dtype) else 'float32'
             examples.append(_example(value.shape, dtype))
-            positions.append(program.add(*value, dependence=EDGE))
+            if value.op == 'lookup':
+                positions.append(program.graft(self.message, at, places))
+            else:
+                positions.append(program.add(*value, dependence=EDGE))
         dots = [('dot', n, at) for n, at in enumerate(self.plan.softmaxes)]
         for role, k, at in [*self.cotangents, *dots]:
             shape = self.message[at].shape

@@ -221,6 +221,13 @@ class Program:
         shape = tuple(1 if k in dims else n for k, n in enumerate(value.shape))
         return self.add(op, (x,), dims, shape, value.dtype)
 
+    def lookup(self, table: int, index: int, wraps: bool) -> int:
+        """The rows of a parameter by integers of the edge; where it wraps, negative ones count from
+        the end."""
+        value = self[table]
+        shape = (*self[index].shape, *value.shape[1:])
+        return self.add('lookup', (table, index), (wraps,), shape, value.dtype)
+
     def mm(self, x: int, weight: int) -> int:
         """A linear map of the last dimension by a parameter of shape (in, out)."""
         a, w = self[x], self[weight]
@@ -300,7 +307,9 @@ class Program:
             value = self[each]
             leaves[each] = set()
             if is_float(value.dtype) and value.op != 'detach':
-                own = {each} if value.op == 'load' else set()
+                # In a kernel a lookup reads its table itself.
+                reads = value.op == 'load' or (value.op == 'lookup' and len(value.args) == 1)
+                own = {each} if reads else set()
                 leaves[each] = own.union(*(leaves[arg] for arg in value.args))
         return leaves[at]
 
@@ -377,6 +386,14 @@ def number(value: Value) -> float:
     return float.fromhex(text) if 'x' in text else float(text)
 
 
+def look_up_rows(table: Tensor, index: Tensor, wraps: bool) -> Tensor:
+    """The rows of a table. Its gradient has a fixed order, also on a GPU."""
+    if wraps:
+        index = torch.where(index < 0, index + table.size(0), index)
+    rows = torch.embedding(table.flatten(1) if table.dim() > 1 else table.view(-1, 1), index)
+    return rows.view(*index.shape, *table.shape[1:])
+
+
 def _evaluate(
     value: Value, args: list[Tensor], inner: list[tuple[int, ...]], own: torch.dtype
 ) -> Tensor:
@@ -417,4 +434,6 @@ def _evaluate(
         return x.to(own)
     if op == 'detach':
         return x.detach()
+    if op == 'lookup':
+        return look_up_rows(x, args[1], attrs[-1]).to(own)
     raise Refused(f'no reference for {op}')

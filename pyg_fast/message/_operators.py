@@ -42,7 +42,7 @@ SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.de
 VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 NOT_DECOMPOSED = {
     *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.detach.default,
-    aten.index_select.default, aten.index.Tensor,
+    aten.index_select.default, aten.index.Tensor, aten.embedding.default,
     aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
     aten.bmm.default, aten.cat.default, aten.expand.default,
     aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,

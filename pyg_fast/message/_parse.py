@@ -23,6 +23,7 @@ from ._operators import (
     WHERE,
     aten,
 )
+from ._rows import ACROSS_EDGES
 
 # Sentinel sizes for E and N: tracing twice reveals constants derived from them.
 EDGES = (1_000_003, 3_000_017)
@@ -39,6 +40,7 @@ _COMPARISONS: dict[object, str] = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
 _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 'amin'}
 # Reductions over the edges of each destination, by their names in torch.
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
+_MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
 
 
@@ -324,9 +326,42 @@ class Parser:
         x, dim, index = args if len(args) == 3 else (args[0], 0, args[1][0])
         several = len(args) == 2 and len(args[1]) != 1
         along = not several and dim % x.meta['val'].dim() == 0
+        if along and self.program.dependence(self._value(x)) == PARAM and not self._is_on_nodes(x):
+            return self._look_up(x, index, wraps=len(args) == 2)
         if not along or not self._is_on_nodes(x) or not self._is_index(index):
             raise Refused(f'{node.target} has no kernel')
         return self._value(x)
+
+    def _look_up(self, table: Node, index: Node, wraps: bool = False) -> int:
+        """The rows of a parameter by integers of the edge, of which negative ones may count from
+        the end."""
+        program, at, which = self.program, self._value(table), self._value(index)
+        if program[which].dtype not in ('int64', 'int32') or program.dependence(which) != EDGE:
+            raise Refused('an index that is no integer of the edge')
+        if any(program[each].op in ACROSS_EDGES for each in program.reachable([which])):
+            raise Refused('a table by indices of nodes')
+        self._require_float(at)
+        out = program.lookup(at, which, wraps)
+        if math.prod(program[out].shape) > _MAX_LOOKED_UP:
+            raise Refused(f'{math.prod(program[out].shape)} numbers of a table for each edge')
+        return out
+
+    @_reads(aten.embedding.default)
+    def _embedding(self, node: Node) -> int:
+        args, program = _args(node), self.program
+        defaults = (-1, False, False)
+        table, index, padding, by_frequency, sparse = (*args, *defaults[len(args) - 2 :])
+        if by_frequency or sparse or program.dependence(self._value(table)) != PARAM:
+            raise Refused('an embedding with sparse or scaled gradients')
+        out = self._look_up(table, index)
+        if padding < 0:
+            return out
+        which, rank = self._value(index), len(program[out].shape)
+        place = program.const(padding, rank, program[which].dtype)
+        shape = program[which].shape
+        which = program.view(which, (*shape, *(1,) * (rank - len(shape))))
+        at_padding = program.pointwise('eq', which, place)
+        return program.pointwise('where', at_padding, program.detach(out), out)
 
     def _softmax(self, a: int, b: int) -> int | None:
         """The softmax over the edges of each destination, if the quotient `a / b` is that of

@@ -24,6 +24,8 @@ from ._triton import Out, generate
 _TRITON_DTYPES = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Passes share values of edges where that saves gathers of more than so many numbers of each edge.
 _GATHERED = 64
+# Of a table with up to so many rows a pass sums the gradient itself, a row after another.
+_FEW_ROWS = 16
 
 
 class _HasCache(Protocol):
@@ -174,7 +176,9 @@ class Passes:
         # The arguments of the captured function that get a gradient through each input of the
         # kernel: none if the results only compare it.
         message = plan.message
-        derived = {message[at].attrs for each in plan.outputs for at in message.leaves(each.at)}
+        derived = {
+            message[at].attrs[:2] for each in plan.outputs for at in message.leaves(each.at)
+        }  # fmt: skip
         self.leaves = [
             prologue.leaves(each.at) if load in derived else set()
             for each, load in zip(plan.inputs, self.loads, strict=True)
@@ -182,7 +186,7 @@ class Passes:
         self.weighted_sum = weighted_sum(plan)
         # The inputs through which a value that an attribute holds gets a gradient.
         self.written = [
-            {message[at].attrs for at in message.leaves(each.at)}
+            {message[at].attrs[:2] for at in message.leaves(each.at)}
             for each in plan.outputs[: plan.num_written]
         ]
 
@@ -263,14 +267,15 @@ class Passes:
     def _gradient_passes(
         self, needs: tuple[bool, ...], local: tuple[int, ...]
     ) -> list[GradientPass]:
-        by_role: dict[str, list[int]] = {'src': [], 'dst': [], 'edge': [], 'param': []}
+        by_role: dict[str, list[int]] = {'src': [], 'dst': [], 'edge': [], 'param': [], 'table': []}
         for k, each in enumerate(self.plan.inputs):
             if needs[k] and self.gradients.of[k] is not None and k not in local:
                 by_role[each.role].append(k)
         rows = {'dst': by_role['dst'], 'src': by_role['src']}
         # Gradients of edges and parameters need what any pass computes for each edge. The edges of
         # a destination are consecutive, and read its gradient once.
-        rows['dst' if rows['dst'] else 'src'] += by_role['edge'] + by_role['param']
+        of_edges = [*by_role['edge'], *by_role['param'], *by_role['table']]
+        rows['dst' if rows['dst'] else 'src'] += of_edges
         passes: list[GradientPass] = []
         for role, inputs in rows.items():
             by_out: dict[Out, list[int]] = {}
@@ -285,7 +290,31 @@ class Passes:
         assert at is not None
         if role == 'param':
             return Out(at, 'total', 'acc')
-        return Out(at, 'edge' if role == 'edge' else 'sum', dtype)
+        if role == 'table' and (by_row := self._by_row_of_table(k, at)) is not None:
+            return Out(by_row, 'total', 'acc')
+        return Out(at, 'edge' if role in ('edge', 'table') else 'sum', dtype)
+
+    def _by_row_of_table(self, k: int, at: int) -> int | None:
+        """The gradient of a row, for each row of a small table zero but for that of the edge; None
+        for other tables, whose gradients are summed after the pass."""
+        program, count = self.gradients.program, self.plan.inputs[k].shape[0]
+        (lookup,) = [
+            each for each, value in enumerate(self.plan.message.values)
+            if value.op == 'lookup' and value.attrs[1] == k
+        ]  # fmt: skip
+        (index,), wraps = self.plan.message[lookup].args, self.plan.message[lookup].attrs[-1]
+        shape = program[at].shape
+        if count > _FEW_ROWS or wraps or self.plan.message[index].shape:
+            return None
+        row = program.graft(self.plan.message, index, {})
+        rank = 1 + len(shape)
+        rows = program.cat(
+            [program.view(program.const(n, 0, 'int64'), (1,) * rank) for n in range(count)], 0
+        )
+        own = program.pointwise('eq', program.view(row, (1,) * rank), rows)
+        grad = program.view(at, (1, *shape))
+        zero = program.const(0, rank, program[at].dtype)
+        return program.pointwise('where', own, grad, zero, dtype=program[at].dtype)
 
     def _split_pass(self, by_out: dict[Out, list[int]], role: str) -> list[GradientPass]:
         """One pass, or one for each result if their shapes do not fit together."""

@@ -94,6 +94,8 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
     acc = _check_dtypes(program, values, captured.autocast)
     in_blocks = _maps_computed_values(program, values)
     hoisted = _find_hoistable(program, values)
+    if in_blocks or not captured.on_cuda:  # A CPU and blocks get rows of tables from torch.
+        hoisted |= {at for at in program.reachable(values) if program[at].op == 'lookup'}
     if not in_blocks:
         most = _MAX_PRODUCTS if captured.on_cuda else math.inf
         hoisted |= _find_wide_edge_maps(program, values, most)
@@ -137,6 +139,11 @@ class _Split:
             out = message.add(*value, PARAM)
         elif not is_view and (is_param or op == 'load' or at in self.hoisted):
             out = self._load(at)
+        elif op == 'lookup':
+            table = self.program[args[0]]
+            self.inputs.append(Input('table', args[0], table.shape, table.dtype))
+            own = 'table', len(self.inputs) - 1, *attrs
+            out = message.add('lookup', [self.translate(args[1])], own, shape, dtype, EDGE)
         elif op == 'mm' and not self.in_blocks:
             out = _lower_map(message, self.translate(args[0]), self.translate(args[1]), shape)
         elif op == 'cast' and not self.in_blocks:
@@ -333,6 +340,8 @@ def _push_map(p: Program, x: int, weight: int) -> int:
     if dependence in (PARAM, SRC, DST):
         return p.mm(x, weight)
     args = value.args
+    if value.op == 'lookup' and len(value.shape) > len(p[args[1]].shape):
+        return p.lookup(_push_map(p, args[0], weight), args[1], value.attrs[0])
     if value.op == 'cat' and value.attrs[0] == len(value.shape) - 1:
         start, out = 0, None
         for arg in args:
@@ -436,20 +445,43 @@ def _map_in_place(p: Program, x: int, weight: int) -> int:
 
 
 def _sink_map(p: Program, output: int) -> tuple[int, Tail | None]:
-    """Sinks a last linear map below the aggregation: its input, and the map."""
-    at, bias = output, None
+    """Sinks a last linear map below the aggregation, also one that is weighted by a number of the
+    edge: its input, and the map."""
+    at, weight_of_edge = output, None
     while p[at].op == 'cast':
         at = p[at].args[0]
-    if p[at].op == 'add':
-        a, b = p[at].args
-        if p[a].op == 'mm' and p.dependence(b) == PARAM:
-            at, bias = a, b
-        elif p[b].op == 'mm' and p.dependence(a) == PARAM:
-            at, bias = b, a
-    if p[at].op != 'mm' or p.dependence(at) in (SRC, DST) or len(p[at].shape) != 1:
+    if p[at].op in ('mul', 'div') and len(p[at].shape) == 1:
+        for x, factor in (p[at].args, p[at].args[::-1])[: 2 if p[at].op == 'mul' else 1]:
+            if p[factor].shape == (1,) != p[x].shape and _is_map(p, _strip_bias(p, x)[0]):
+                weight_of_edge = p[at].op, factor
+                at = x
+                break
+    at, bias = _strip_bias(p, at)
+    if not _is_map(p, at):
         return output, None
     x, weight = p[at].args
+    if weight_of_edge is not None:
+        op, factor = weight_of_edge
+        if bias is not None:  # Its multiples are summed as those of a column of ones.
+            one = p.add('const', (), p[p.const(1, 1, p[x].dtype)].attrs, (1,), p[x].dtype)
+            x = p.cat([x, one], 0)
+            weight, bias = p.cat([weight, p.view(bias, (1, p[bias].shape[-1]))], 0), None
+        x = p.pointwise(op, x, factor)
     return x, Tail(weight, bias, p[output].shape)
+
+
+def _strip_bias(p: Program, at: int) -> tuple[int, int | None]:
+    """The map in the sum of a map and a parameter, and the parameter."""
+    if p[at].op == 'add':
+        for one, bias in (p[at].args, p[at].args[::-1]):
+            if p[one].op == 'mm' and p.dependence(bias) == PARAM:
+                return one, bias
+    return at, None
+
+
+def _is_map(p: Program, at: int) -> bool:
+    """Whether a value is a linear map of values of the edge."""
+    return p[at].op == 'mm' and p.dependence(at) not in (SRC, DST) and len(p[at].shape) == 1
 
 
 def _find_hoistable(p: Program, outputs: list[int]) -> set[int]:

@@ -19,7 +19,7 @@ from . import _blocks
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
 from ._gradients import cotangents_of
-from ._ir import DST_ROLES, NODES, SRC, Inputs, Refused
+from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows
 from ._passes import Pass, Passes
 from ._plan import Output, Plan, WeightedSum, kernel_reduces
 
@@ -195,16 +195,41 @@ def compute_gradients(
     for pass_, targets, shared in backward.passes:
         results, _ = run_pass(pass_, graph, values, acc, seed)
         values |= zip(shared, results[len(targets) :], strict=True)
-        for ks, grad in zip(targets, results, strict=False):
-            if plan.inputs[ks[0]].role == 'param':
+        for ks, grad, result in zip(targets, results, pass_.outs, strict=False):
+            if result.kind == 'total':
                 grad = column_sums(grad) if grad.size(0) > 1 else grad
             for k in ks:  # Gradients of different parameters must not share memory.
                 own = grad if k == ks[0] else grad.clone()
+                if plan.inputs[k].role == 'table' and result.kind == 'edge':
+                    own = _sum_by_row_of_table(plan, k, values, grad)
                 out[k] = own.to(inputs[k].dtype).reshape(inputs[k].shape)
     for k, needed in enumerate(needs):
         if needed and out[k] is None:
             out[k] = torch.zeros_like(inputs[k])
     return out
+
+
+def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Tensor:
+    """The gradient of a table, of that of each edge; in a fixed order."""
+    message = plan.message
+    (lookup,) = [
+        value for value in message.values if value.op == 'lookup' and value.attrs[1] == k
+    ]
+    index, count = _values_of_index(message, lookup.args[0], inputs), plan.inputs[k].shape[0]
+    if lookup.attrs[-1]:
+        index = torch.where(index < 0, index + count, index)
+    return torch.ops.aten.embedding_dense_backward.default(
+        grad.reshape(index.numel(), -1), index.reshape(-1), count, -1, False
+    )
+
+
+def _values_of_index(message: Program, at: int, inputs: Inputs) -> Tensor:
+    """The rows of a table that the edges look up."""
+    loads = {
+        each: inputs[message[each].attrs] for each in message.reachable([at])
+        if message[each].op == 'load'
+    }  # fmt: skip
+    return message.evaluate([at], loads)[0]
 
 
 def _load_cotangents(
@@ -362,6 +387,11 @@ def _run_in_torch(
         if message[at].op == 'load' and message[at].attrs[0] not in DST_ROLES:
             role, k = message[at].attrs
             values[at] = inputs[k].index_select(0, ends[role]) if role in ends else inputs[k]
+    for at in message.reachable([output.at for output in plan.outputs]):
+        if message[at].op == 'lookup':
+            (index,) = message.evaluate(message[at].args, values)
+            _, k, wraps = message[at].attrs
+            values[at] = look_up_rows(inputs[k], index, wraps)
     for at in plan.softmaxes:
         (score,) = message.evaluate(message[at].args[:1], values)
         score = score.to(getattr(torch, message[at].dtype))

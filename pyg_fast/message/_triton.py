@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ._generator import INNER, MAX_HELD, MAX_TILES, Generator, block_of
 from ._ir import NODES, SOFTMAX_ROLES, Load, Program, Refused
 from ._pieces import GROUP, GROUPS, OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
-from ._values import EDGES, ROUNDED_ADD, Block, Index, next_power_of_two, sum_text
+from ._values import EDGES, ROUNDED_ADD, ROW_OF_TABLE, Block, Index, next_power_of_two, sum_text
 
 # The widest values that a program reduces at once.
 _MAX_SUMMED = 1024
@@ -404,6 +404,7 @@ def _kernel_text(gen: Generator, outs: list[Out], takes: str) -> str:
     variant, divides = _VARIANTS[takes], takes == 'pieces'
     lines = [
         *ROUNDED_ADD.split('\n'),
+        *(ROW_OF_TABLE.split('\n') if gen.tables else []),
         *(OWNERS.split('\n') if divides else []),
         f'@triton.jit(do_not_specialize={list(variant.numbers)})',
         f'def message_pass({_parameters(gen, outs, variant, divides)}):',
@@ -449,6 +450,8 @@ def _parameters(gen: Generator, outs: list[Out], variant: _Variant, divides: boo
         *(f'B{k}: tl.constexpr' for k in range(gen.rank)),
         *(f'STEP_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
           if role in NODES),
+        *(f'ROWS_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
+          if role == 'table'),
     ])  # fmt: skip
 
 

@@ -42,6 +42,26 @@ def added(a, b):
 '''
 
 
+# Stops the kernel where a row is not one of the table.
+ROW_OF_TABLE = '''@triton.jit
+def row_of_table(row, num_rows: tl.constexpr, wraps: tl.constexpr):
+    row = row.to(tl.int64)
+    if wraps:
+        row = tl.where(row < 0, row + num_rows, row)
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .pred outside;
+            setp.ge.u64 outside, $1, $2;
+            @outside trap;
+            mov.u64 $0, $1;
+        }""",
+        "=l,l,l", [row, tl.full([1], num_rows, tl.int64)], dtype=tl.int64, is_pure=False, pack=1,
+    )
+
+
+'''
+
+
 def sum_text(value: str, axis: int, keep_dims: bool = True) -> str:
     """The code of a sum of a block over an axis."""
     return f'tl.reduce({value}, {axis}, added, keep_dims={keep_dims})'

@@ -3,6 +3,7 @@
 Programs run one after another, and every read and write is checked to be inside of its tensor.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from pyg_fast.sparse.groups import Groups, groups_of
 
-from ._parts import Pieces, _cuda, _passes, _run
+from ._parts import Pieces, _cuda, _entry, _passes, _run
 
 
 class Block(np.ndarray):
@@ -102,6 +103,14 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Block]:
     return lambda *args: block(function(*args))
 
 
+def _checked_rows(asm: str, constraints: str, args: list[Block], **options: Any) -> Block:
+    """Of the assembly code of tables, which stops where a row is none of the table."""
+    row, count = args
+    assert 'trap' in asm
+    assert np.all((row >= 0) & (row < count)), 'no row of the table'
+    return row
+
+
 _program = 0
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 TL = SimpleNamespace(
@@ -121,7 +130,7 @@ TL = SimpleNamespace(
     sum=_sum, reduce=lambda x, axis, combine, keep_dims=False: _sum(x, axis, keep_dims),
     max=_best(np.fmax), min=_best(np.fmin),
     maximum=_better(np.fmax, np.maximum), minimum=_better(np.fmin, np.minimum),
-    dot=_dot, trans=_elementwise(np.transpose),
+    dot=_dot, trans=_elementwise(np.transpose), inline_asm_elementwise=_checked_rows,
 )  # fmt: skip
 LIBDEVICE = SimpleNamespace(
     **{name: _elementwise(getattr(np, name)) for name in ('expm1', 'log1p', 'log10', 'tanh')},
@@ -177,9 +186,17 @@ def by_numpy(
             schedule = schedule._replace(groups=groups_of(schedule.rowptr, group_size))
         return _cuda.run_pass_cuda(one, schedule, inputs, acc, seed)
 
-    joint = _passes.Passes.joint_pass
+    joint, make_plan = _passes.Passes.joint_pass, _entry.make_plan
+
+    def plan_on_gpu(captured: Any, reduces: Any) -> Any:
+        return make_plan(dataclasses.replace(captured, on_cuda=True), reduces)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_passes.Passes, 'joint_pass', lambda passes, cuda: joint(passes, True))
+        patch.setattr(_passes.Passes, 'prepare_backward', lambda *args: None)
+        patch.setattr(_entry, 'make_plan', plan_on_gpu)
+        patch.setattr(_entry, '_passes_for', _entry._passes_for.__wrapped__)
+        patch.setattr(_entry, '_stores', {})  # Their captures have plans of a CPU.
         patch.setattr(_cuda, '_launch', launch)
         patch.setattr(_run, 'run_pass', run_pass)
         patch.setattr(_cuda, 'divide_rows', pieces)
