@@ -349,9 +349,9 @@ class Parser:
     @_reads(aten.embedding.default)
     def _embedding(self, node: Node) -> int:
         args, program = _args(node), self.program
-        defaults = (-1, False, False)
-        table, index, padding, by_frequency, sparse = (*args, *defaults[len(args) - 2 :])
-        if by_frequency or sparse or program.dependence(self._value(table)) != PARAM:
+        options = dict(zip(('padding', 'by_frequency', 'sparse'), args[2:], strict=False))
+        (table, index), padding = args[:2], options.pop('padding', -1)
+        if any(options.values()) or program.dependence(self._value(table)) != PARAM:
             raise Refused('an embedding with sparse or scaled gradients')
         out = self._look_up(table, index)
         if padding < 0:

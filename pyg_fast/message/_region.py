@@ -225,6 +225,13 @@ class _Region:
         later = set().union(*(traffic.into[node] for node in order[self.end :]))
         self.written = {node for node in order if traffic.result[node] & later}
         order = order[: self.end]
+        # Inputs of edges that are looked up in tables, with the integers by which they are.
+        self.looked_up: dict[Node, set[Node]] = {}
+        of_tables = _fake_of(self.index).device.type in _KERNELS_WITH_TABLES
+        for node in order if of_tables else ():
+            if _is(node, _markers.edge) and (integers := self._integers_of(node)):
+                self.looked_up[node] = integers
+        self.integers = set().union(*self.looked_up.values())
         self.depends = self._edge_dependent(order)
         if not self.depends.issuperset(self.ends):
             raise Refused('the message does not depend on an edge')
@@ -271,7 +278,40 @@ class _Region:
     def _is_input(self, node: Node) -> bool:
         """Whether values that vary per edge or destination start here."""
         inputs = _markers.gather, _markers.edge, _markers.node
-        return node is self.index or any(_is(node, each) for each in inputs)
+        if node is self.index or node in self.integers:
+            return True
+        return node not in self.looked_up and any(_is(node, each) for each in inputs)
+
+    def _integers_of(self, marker: Node) -> set[Node] | None:
+        """The integers of edges from which an input of edges is looked up in tables, such as a sum
+        of embeddings of bonds; None for other inputs, or where the graph reads it elsewhere, too.
+        The region then has the tables, and no tensor of all edges."""
+        (num_edges,) = _fake_of(self.index).shape
+        integers: set[Node] = set()
+        inner = {marker}
+        stack: list[Any] = [marker.args[0]] if _fake_of(marker).is_floating_point() else []
+        while stack:
+            node = stack.pop()
+            value = _fake_of(node)
+            if not isinstance(node, Node) or not isinstance(value, Tensor) or node in inner:
+                continue
+            if value.dim() == 0 or str(value.shape[0]) != str(num_edges):
+                continue  # A table.
+            if not value.is_floating_point():
+                integers.add(node)
+                continue
+            if node.target not in (*_LOOK_UPS, *_SUMS):
+                return None
+            inner.add(node)
+            stack += node.all_input_nodes
+        inner.remove(marker)
+        own = set().union(*(self.traffic.result[node] for node in inner))
+        for node in self.place:
+            reads = not inner.isdisjoint(node.all_input_nodes)
+            writes = not own.isdisjoint(self.traffic.into[node])
+            if node not in inner and node is not marker and (reads or writes):
+                return None
+        return integers or None
 
     def _edge_dependent(self, order: Sequence[Node]) -> set[Node]:
         """The values that vary per edge, or are written from such; those of an aggregation are
@@ -309,7 +349,9 @@ class _Region:
         begins: dict[int, int] = {}  # by storage: the place where the message first reads it
         for node in (*self.own, *self.outer):
             read: Any = [] if node in self.outer else node.all_input_nodes
-            if self._is_input(node) and node is not self.index:
+            if node in self.integers:
+                read = [node]
+            elif self._is_input(node) and node is not self.index:
                 read = [node.args[0]]
             for each in read:
                 for storage in self.traffic.result[each]:
@@ -366,6 +408,12 @@ class _Region:
             value = _fake_of(node)
             if node is self.index:
                 copies[node] = graph.call_function(_ops.index.default, (edges,))
+            elif node in self.integers:
+                kind = 'edge', f'{node.name} {len(inputs)}'
+                inputs.append(node)
+                kinds.append(kind)
+                place = graph.placeholder(f'input_{len(inputs)}')
+                copies[node] = graph.call_function(_ops.lift.default, (place, edges, *kind))
             elif self._is_input(node):
                 x, _, *given = node.args
                 own = 'row' if _is(node, _markers.node) else 'edge'
@@ -385,6 +433,9 @@ class _Region:
             else:
                 copies[node] = self._number(value, num_edges, num_nodes, fixed)
         for node in self.nodes:
+            if node in self.looked_up:
+                copies[node] = copies[node.all_input_nodes[0]]
+                continue
             new = graph.node_copy(node, copies.__getitem__)
             if not isinstance(_fake_of(self.index).shape[0], torch.SymInt):
                 self._restore_sizes(new, num_edges, num_nodes)
@@ -436,6 +487,9 @@ class _Region:
         node.args = (*node.args[:place], new, *node.args[place + 1 :])
 
 
+_KERNELS_WITH_TABLES = ('cuda',)  # On a CPU torch looks up rows.
+_LOOK_UPS = (torch.nn.functional.embedding, torch.embedding, torch.ops.aten.embedding.default)
+_SUMS = (operator.add, torch.add, operator.iadd, torch.ops.aten.add.Tensor)
 _FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
 # Functions that take a shape.
 _SIZE_FUNCTIONS = (

@@ -117,3 +117,39 @@ def test_no_row_of_the_table(device: torch.device) -> None:
 def test_compiled(kind: str, device: torch.device) -> None:
     calls = [inputs(device, seed=seed) for seed in (0, 1)]
     assert assert_like_pyg(Typed(kind).double(), calls).kernels > 0
+
+
+class Bonds(MessagePassing):
+    """As GIN on molecules: the sum of embeddings of bonds is an input of the edges."""
+
+    def __init__(self, shared: bool = False) -> None:
+        super().__init__('sum')
+        self.embeddings = nn.ModuleList([nn.Embedding(n, C) for n in (3, TYPES)])
+        self.shared = shared
+
+    def forward(self, x: Tensor, edge_index: Tensor, bond: Tensor) -> Tensor:
+        edge = 0
+        for k, embedding in enumerate(self.embeddings):
+            edge += embedding(bond[:, k])
+        out = self.propagate(edge_index, x=x, edge=edge)
+        return self.propagate(edge_index, x=out, edge=edge) if self.shared else out
+
+    def message(self, x_j: Tensor, edge: Tensor) -> Tensor:
+        return torch.relu(x_j + edge)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_embeddings_of_an_input(
+    shared: bool, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compiled code looks them up inside of the message, if nothing else reads their sum."""
+    calls = []
+    for seed in (0, 1):
+        x, edges, which = inputs(device, 3, seed)
+        calls.append([x.requires_grad_(), edges, torch.stack([which, which + 1], 1)])
+    with caplog.at_level('INFO', 'pyg_fast'):
+        backend = assert_like_pyg(Bonds(shared).double(), calls)
+    assert backend.kernels == (2 if shared else 1) * backend.frames
+    kernels = [text for text in caplog.messages if 'as a kernel' in text]
+    # The source and an input of edges; on a GPU the tables and integers, too.
+    assert all('2 inputs' in text for text in kernels) == (shared or device.type == 'cpu')
