@@ -152,7 +152,7 @@ def _capture_graph(graph: GraphModule) -> CapturedMessage:
     for node in reversed(list(graph.graph.nodes)):
         # Dynamo asserts facts about symbolic sizes, which hold for sentinel sizes.
         compares = isinstance(node.meta.get('example_value'), torch.SymBool) and not node.users
-        if compares or node.target is torch.ops.aten._assert_scalar.default:
+        if compares or node.target in (torch._check, torch.ops.aten._assert_scalar.default):
             graph.graph.erase_node(node)
         elif node.users and _is_lossy(node):
             raise Refused('the number of edges or nodes is used as a number')

@@ -80,6 +80,11 @@ def propagate(
     if graph.t_rowptr is not None and graph.t_col is not None:
         csr += [graph.t_rowptr, graph.t_col]
     if marks.captures:
+        if any(
+            kwargs.get(name, default) is inspect.Parameter.empty
+            for name, default in marks.arguments.rows
+        ):  # fmt: skip
+            return None
         out = _aggregate(conv, marks.arguments, kwargs, index[i], num_dst, given)
         several = type(out) in (tuple, list)
         parts = list(out) if several else [out]
@@ -147,8 +152,6 @@ def _aggregate(
     """What the layer's own `aggregate` returns. Adds its arguments to those of the message."""
     for name, default in arguments.rows:
         value = kwargs.get(name, default)
-        if value is inspect.Parameter.empty:
-            raise TypeError(f'Required parameter {name!r} is empty')  # As PyG.
         if isinstance(value, Tensor) and _is_of_edges(value, index.size(0)):
             value = _markers.edge(value, index, name)
         elif isinstance(value, Tensor) and _is_of_edges(value, num_dst):

@@ -164,10 +164,10 @@ def _spmm_max_backward_x_reference(
     t_col: Tensor | None = None,
     t_perm: Tensor | None = None,
 ) -> Tensor:
-    value = None if value is None else value.double()
-    grad_x, _ = _max_backward(grad.double(), None, value, arg, col, perm, num_cols, (True, False))
-    assert grad_x is not None
-    return grad_x
+    i, f, source, position = _reached(col, perm, arg)
+    message = grad.double()[i, f] * (1 if value is None else value.double()[position])
+    out = message.new_zeros(num_cols, grad.size(1))
+    return out.index_put((source, f), message, accumulate=True)
 
 
 @reference('spmm_max_backward_x_ordered')
@@ -195,8 +195,15 @@ def _spmm_max_backward_value_reference(
     x: Tensor,
     num_values: int,
 ) -> Tensor:
-    x, value = x.double(), x.new_zeros(num_values, dtype=torch.double)
-    needs = False, True
-    _, grad_value = _max_backward(grad.double(), x, value, arg, col, perm, x.size(0), needs)
-    assert grad_value is not None
-    return grad_value
+    i, f, source, position = _reached(col, perm, arg)
+    message = grad.double()[i, f] * x.double()[source, f]
+    return message.new_zeros(num_values).index_add(0, position, message)
+
+
+def _reached(
+    col: Tensor, perm: Tensor | None, arg: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Row and column of every maximum, and the source and position of the edge that attains it."""
+    i, f = (arg >= 0).nonzero(as_tuple=True)
+    edge = arg[i, f].long()
+    return i, f, col[edge].long(), edge if perm is None else perm[edge].long()
