@@ -154,7 +154,7 @@ class HandSoftmax(MessagePassing):
         exp = torch.exp(e - top[index])
         total = torch.zeros(dim_size, dtype=e.dtype, device=e.device).scatter_add(0, index, exp)
         alpha = exp / (total[index] + 1e-16)
-        return torch.zeros_like(h[:1]).repeat(dim_size, 1).index_add(0, index, alpha[:, None] * h)
+        return h.new_zeros(dim_size, h.size(1)).index_add(0, index, alpha[:, None] * h)
 
 
 class PaiNN(MessagePassing):

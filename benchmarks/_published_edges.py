@@ -412,7 +412,7 @@ LAYERS = {
     'R-GCN blocks': Published(BlockDiagonal, 'x edge_index relation', 'types'),
     'RotatE': Published(Rotation, 'x edge_index predicate', 'types'),
     'bonds in message': Published(BondsInMessage, 'x edge_index bond', 'types'),
-    'GNS, one layer': Published(NormedEdge, 'x edge_index edge_attr', 'norm'),
+    'GNS step': Published(NormedEdge, 'x edge_index edge_attr', 'norm'),
     'RMSNorm of keys': Published(KeyNorm, 'x edge_index edge_attr', 'norm'),
     'standardised products': Published(Standardised, 'x edge_index', 'norm'),
     'selected map': Published(SelectedMap, 'x edge_index relation', 'selection'),

@@ -14,7 +14,7 @@ import pyg_fast
 
 ROOT = Path(__file__).parents[2]
 # A layer of each kind, and an autograd function.
-SOME = ['GatedGCN', 'MPNN', 'GAT of PyG 1.4', 'RotatE', 'GNS, one layer', 'straight-through gate',
+SOME = ['GatedGCN', 'MPNN', 'GAT of PyG 1.4', 'RotatE', 'GNS step', 'straight-through gate',
         'edge gates', 'GPR-GNN', 'edge tuple', 'angle gate', 'traffic', 'spiking']
 
 
