@@ -5,8 +5,7 @@ node features. They keep the habits of published code: embeddings of bonds, `agg
 `softmax(score, index)` without a size, products by relation, states kept on `self`.
 """
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,57 +14,17 @@ from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.typing import OptTensor
 from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
-EDGE_WIDTH, BASES, RELATIONS, HEADS = 16, 4, 5, 4
-BONDS = (5, 6, 2)  # values of each feature of a bond
-
-
-class Inputs(NamedTuple):
-    """What the layers take, of a graph with N nodes and E edges: (N, F), (2, E), (E, 16), (E, 3) of
-    integers, (E,), (E,) of integers, (N, 3)."""
-
-    x: Tensor
-    edge_index: Tensor
-    edge_attr: Tensor
-    bond: Tensor
-    weight: Tensor
-    relation: Tensor
-    pos: Tensor
-
-    @classmethod
-    def make(
-        cls, edge_index: Tensor, num_nodes: int, width: int, dtype: torch.dtype = torch.float32,
-    ) -> 'Inputs':
-        device, num_edges = edge_index.device, edge_index.size(1)
-        generator = torch.Generator(device=device).manual_seed(0)
-
-        def normal(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, device=device).to(dtype)
-
-        def integers(high: int) -> Tensor:
-            return torch.randint(high, (num_edges,), generator=generator, device=device)
-
-        weight = torch.rand(num_edges, generator=generator, device=device).to(dtype)
-        return cls(
-            normal(num_nodes, width), edge_index, normal(num_edges, EDGE_WIDTH),
-            torch.stack([integers(high) for high in BONDS], 1), weight + 0.1, integers(RELATIONS),
-            normal(num_nodes, 3))
-
-    def of(self, names: Sequence[str], dtype: torch.dtype) -> list[Tensor]:
-        """Some of them; node features and positions ask for gradients."""
-        found = [getattr(self, name) for name in names]
-        found = [t.to(dtype) if t.is_floating_point() else t for t in found]
-        return [t.clone().requires_grad_() if name in ('x', 'pos') else t
-                for name, t in zip(names, found, strict=True)]
-
-
-def mlp(num_in: int, width: int, num_out: int | None = None) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(num_in, width), nn.SiLU(), nn.Linear(width, num_out or width))
-
-
-def symmetric(edge_index: Tensor, num_nodes: int, dtype: torch.dtype) -> Tensor:
-    """The weights of GCN without self-loops."""
-    scale = degree(edge_index[1], num_nodes, dtype).clamp(min=1).pow(-0.5)
-    return scale[edge_index[0]] * scale[edge_index[1]]
+from . import _published_aggregates, _published_edges
+from ._published_inputs import (
+    BASES,
+    BONDS,
+    EDGE_WIDTH,
+    HEADS,
+    RELATIONS,
+    Published,
+    mlp,
+    symmetric,
+)
 
 
 class Bonds(nn.Module):
@@ -668,29 +627,20 @@ class EdgeMask(MessagePassing):
         return x_j * mask.unsqueeze(-1)
 
 
-class Published(NamedTuple):
-    """How a layer of some width is made, the inputs that it takes; ``ties``: several gradients are
-    right, so that they are not compared."""
-
-    make: Callable[[int], nn.Module]
-    inputs: str
-    ties: bool = False
-
-
 LAYERS = {
     'molecule GIN': Published(MoleculeGIN, 'x edge_index bond'),
     'molecule GCN': Published(MoleculeGCN, 'x edge_index bond'),
-    'GatedGCN': Published(GatedGCN, 'x edge_index edge_attr'),
-    'EGNN': Published(EGNN, 'x edge_index pos'),
-    'MPNN': Published(MPNN, 'x edge_index edge_attr'),
+    'GatedGCN': Published(GatedGCN, 'x edge_index edge_attr', 'aggregate'),
+    'EGNN': Published(EGNN, 'x edge_index pos', 'edge MLP'),
+    'MPNN': Published(MPNN, 'x edge_index edge_attr', 'edge MLP'),
     'SchNet': Published(ContinuousFilter, 'x edge_index pos'),
     'crystal': Published(Crystal, 'x edge_index edge_attr'),
-    'EdgeConv max': Published(EdgeMax, 'x edge_index', True),
-    'PointNet max': Published(PointMax, 'x edge_index pos', True),
-    'interaction network': Published(Interaction, 'x edge_index edge_attr'),
-    'R-GCN bases': Published(RelationalBases, 'x edge_index relation'),
+    'EdgeConv max': Published(EdgeMax, 'x edge_index', 'edge MLP', ties=True),
+    'PointNet max': Published(PointMax, 'x edge_index pos', 'edge MLP', ties=True),
+    'interaction network': Published(Interaction, 'x edge_index edge_attr', 'edge MLP'),
+    'R-GCN bases': Published(RelationalBases, 'x edge_index relation', 'types'),
     'R-GCN loop': Published(RelationLoop, 'x edge_index relation weight'),
-    'CompGCN': Published(Composed, 'x edge_index relation'),
+    'CompGCN': Published(Composed, 'x edge_index relation', 'types'),
     'HGN': Published(TypedAttention, 'x edge_index relation'),
     'GAT by hand': Published(HandGAT, 'x edge_index'),
     'transformer by hand': Published(HandTransformer, 'x edge_index edge_attr'),
@@ -705,9 +655,11 @@ LAYERS = {
     'Chebyshev': Published(Chebyshev, 'x edge_index'),
     'APPNP by hand': Published(PersonalPageRank, 'x edge_index'),
     'T-GCN': Published(RecurrentGCN, 'x edge_index weight'),
-    'SAGE pool': Published(PoolSAGE, 'x edge_index', True),
-    'PNA by hand': Published(Principal, 'x edge_index', True),
-    'NGCF': Published(Recommender, 'x edge_index'),
-    'spiking': Published(Spiking, 'x edge_index', True),
-    'edge mask': Published(EdgeMask, 'x edge_index weight'),
+    'SAGE pool': Published(PoolSAGE, 'x edge_index', ties=True),
+    'PNA by hand': Published(Principal, 'x edge_index', ties=True),
+    'NGCF': Published(Recommender, 'x edge_index', 'edge MLP'),
+    'spiking': Published(Spiking, 'x edge_index', ties=True),
+    'edge mask': Published(EdgeMask, 'x edge_index weight', 'edge_index'),
+    **_published_aggregates.LAYERS,
+    **_published_edges.LAYERS,
 }

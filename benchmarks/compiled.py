@@ -26,7 +26,8 @@ from pyg_fast.graph import prepare_edge_index
 
 from . import _graphs, _harness, published
 from ._harness import Bench, Contender, Option, Result
-from ._published_layers import BONDS, MoleculeGIN
+from ._published_inputs import BONDS
+from ._published_layers import MoleculeGIN
 from .hubs import Own
 from .layers import (
     COMPILED,

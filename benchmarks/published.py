@@ -13,7 +13,9 @@ rounds' ratios, with a bootstrap interval; beside it that of PyG's step to PyG's
 import copy
 import functools
 import random
-from collections.abc import Callable, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +24,9 @@ from torch import Tensor
 import pyg_fast
 
 from . import _graphs, _harness
-from ._harness import Bench, Option, Result
-from ._published_layers import LAYERS, Inputs, Published
+from ._harness import Bench, Cell, Option, Result
+from ._published_inputs import KINDS, Inputs, Published
+from ._published_layers import LAYERS
 from .hubs import Hub
 from .layers import COMPILED, KINK, PYG, compiled, step_error, steps, warm
 
@@ -33,6 +36,18 @@ SAME = (0.98, 1.02)  # where the ratio of PyG's step to itself must lie
 ATTEMPTS = 3
 SIZES = ('molecules', 'hubs', 'Computers')
 RIGHT, WRONG = 'holds', 'fails'
+KERNEL = 'kernel'  # in a layer's report
+NOTE = (
+    'A step is forward and backward on a plain edge_index, float32, wall time with Python. '
+    "Ours: pyg_fast.accelerate of the same layer; its result and gradients are compared "
+    "with PyG's in float64. PyG / ours: the median of the ratios of alternating rounds "
+    'with its 95 % bootstrap interval; PyG / PyG: the same of two steps of PyG, measured '
+    f'again (up to {ATTEMPTS} times) where it is outside {SAME[0]} to {SAME[1]}. The goal '
+    f'fails if the upper end of the interval is below {GOAL}. Torch.compile runs in its '
+    'default mode, compilation is not counted. The layers were written for this benchmark: '
+    'benchmarks/_published_*.py. Kinds, by what a layer does beside a map of node and edge '
+    'features and an aggregation by name: '
+    f"{'; '.join(f'{kind}: {does}' for kind, does in KINDS.items())}.")
 
 
 def molecules(count: int) -> tuple[Tensor, int]:
@@ -80,12 +95,13 @@ class Case:
 
     @property
     def runs(self) -> str:
-        """How much of the layer a kernel ran in the last step."""
+        """What ran the last step of the layer: a kernel, code over blocks of edges, or PyG's code
+        and why."""
         assert self.accelerated is not None
         reports = pyg_fast.accelerate_report(self.accelerated)
-        ran = {"PyG's code" if (report.ran or "PyG's code").startswith("PyG's code")
-               else report.how or 'kernel' for report in reports}
-        return ' and '.join(sorted(ran))
+        return ' and '.join(sorted({
+            report.how or brief(report.ran or f"PyG's code: {report.reason or 'not called'}")
+            for report in reports}))
 
     @functools.cached_property
     def expected(self) -> tuple[Tensor, ...]:
@@ -101,6 +117,20 @@ class Case:
         if not error <= 1:
             raise _harness.Incorrect(f'{OURS}: {error:.3g} times the error allowed')
         return error
+
+
+def brief(reason: str) -> str:
+    """A reason for a cell of a table: files by name alone."""
+    reason = re.sub(r'"[^"\n]*/([^"/\n]+)"', r'\1', reason.replace('|', '/'))
+    return textwrap.shorten(reason, 160, placeholder=' ...')
+
+
+def shares(cells: Iterable[Cell]) -> str:
+    """How many layers of a size run as kernels, of all and of each kind."""
+    ran = {cell.graph: cell.facts['runs'] == KERNEL for cell in cells}
+    by_kind = {kind: [ran[name] for name in ran if LAYERS[name].kind == kind] for kind in KINDS}
+    parts = [f'{kind} {sum(of)} of {len(of)}' for kind, of in by_kind.items() if of]
+    return f"{sum(ran.values())} of {len(ran)} run as kernels: {', '.join(parts)}."
 
 
 def peak(run: Callable[[], Any], cuda: bool) -> int | None:
@@ -134,6 +164,15 @@ def rounds(
     return times, again
 
 
+def ratios(times: dict[str, list[float]], again: Sequence[float]) -> dict[str, float | str]:
+    """PyG's time by ours, and by that of PyG's second steps."""
+    same = interval([a / b for a, b in zip(times[PYG], again, strict=True)])
+    median, low, high = interval([a / b for a, b in zip(times[PYG], times[OURS], strict=True)])
+    return {
+        'PyG / ours': median, '95 %': f'{low:.2f} to {high:.2f}', 'PyG / PyG': same[0],
+        'goal': RIGHT if high >= GOAL else WRONG}
+
+
 def run_cell(bench: Bench, size: str, name: str, inputs: Inputs) -> None:
     case = Case(LAYERS[name], inputs)
     eager = bench.args.eager_only or bench.quick
@@ -163,14 +202,11 @@ def run_cell(bench: Bench, size: str, name: str, inputs: Inputs) -> None:
             result.min_ms, result.max_ms = min(values), max(values)
         if PYG not in times:
             break
-        same = interval([a / b for a, b in zip(times[PYG], again, strict=True)])
-        ratio = interval([a / b for a, b in zip(times[PYG], times[OURS], strict=True)])
-        facts = {
-            'PyG / ours': ratio[0], '95 %': f'{ratio[1]:.2f} to {ratio[2]:.2f}',
-            'PyG / PyG': same[0], 'runs': case.runs,
-            'goal': RIGHT if ratio[2] >= GOAL else WRONG}
-        if bench.quick or SAME[0] <= same[0] <= SAME[1]:
+        facts = ratios(times, again)
+        if bench.quick or SAME[0] <= facts['PyG / PyG'] <= SAME[1]:
             break
+    if not bench.turns:
+        facts |= {'kind': case.published.kind, 'runs': case.runs}
     rivals = [each for each in (PYG, COMPILED) if each in names]
     bench.add(
         f'A training step, {size}', name, inputs.x.size(1), results, ours=OURS, rivals=rivals,
@@ -204,15 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=Option({'quick': 3, 'usual': 100}, help='at most'),
         least=Option({'quick': 3, 'usual': 5}, help='rounds of long steps'),
         seconds=Option({'quick': 1, 'usual': 2}, help='of rounds'),
-        eager_only=Option(False, help='without torch.compile'), notes=[
-            'A step is forward and backward on a plain edge_index, float32, wall time with Python. '
-            "Ours: pyg_fast.accelerate of the same layer; its result and gradients are compared "
-            "with PyG's in float64. PyG / ours: the median of the ratios of alternating rounds "
-            'with its 95 % bootstrap interval; PyG / PyG: the same of two steps of PyG, measured '
-            f'again (up to {ATTEMPTS} times) where it is outside {SAME[0]} to {SAME[1]}. The goal '
-            f'fails if the upper end of the interval is below {GOAL}. Torch.compile runs in its '
-            'default mode, compilation is not counted. The layers were written for this '
-            'benchmark: benchmarks/_published_layers.py.'])
+        eager_only=Option(False, help='without torch.compile'), notes=[NOTE])
     for size in bench.args.sizes:
         found = graph_of(bench, size)
         if found is None:
@@ -225,9 +253,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in bench.args.layers:
             run_cell(bench, size, name, inputs)
         del inputs
-    cells = [cell for section in bench.report.sections for cell in section.cells if cell.facts]
-    held = sum(cell.facts['goal'] == RIGHT for cell in cells)
-    bench.note(f'The goal holds in {held} of {len(cells)} rows.')
+    sections = bench.report.sections if not bench.turns else []
+    goals = [cell.facts['goal'] for section in sections for cell in section.cells
+             if 'goal' in cell.facts]
+    bench.note(f'The goal holds in {goals.count(RIGHT)} of {len(goals)} rows.', *(
+        f'{section.title}: {shares(section.cells)}' for section in sections))
     bench.finish()
 
 

@@ -10,11 +10,12 @@ import torch
 from test_benchmarks import check_report, run
 from torch_geometric.nn import MessagePassing
 
+import pyg_fast
+
 ROOT = Path(__file__).parents[2]
-# A kind each: embeddings, aggregate overridden, tuples, three dimensions, a loop, softmax without
-# a size, several aggregations, an autograd function.
-SOME = ['molecule GCN', 'GatedGCN', 'EGNN', 'R-GCN bases', 'R-GCN loop', 'GAT by hand',
-        'PNA by hand', 'spiking']
+# A layer of each kind, and an autograd function.
+SOME = ['GatedGCN', 'MPNN', 'GAT of PyG 1.4', 'RotatE', 'GNS step', 'straight-through gate',
+        'edge gates', 'GPR-GNN', 'edge tuple', 'angle gate', 'traffic', 'spiking']
 
 
 @pytest.fixture
@@ -29,7 +30,9 @@ def inputs(published: Any) -> Any:
 
 
 def test_the_corpus(published: Any, inputs: Any) -> None:
-    assert len(published.LAYERS) >= 25
+    assert len(published.LAYERS) >= 42
+    assert {layer.kind for layer in published.LAYERS.values()} == published.KINDS.keys()
+    assert {published.LAYERS[name].kind for name in SOME} == published.KINDS.keys()
     for name, layer in published.LAYERS.items():
         torch.manual_seed(0)
         made = layer.make(8)
@@ -48,10 +51,35 @@ def test_ours_is_as_exact(published: Any, inputs: Any, name: str) -> None:
     case = published.Case(published.LAYERS[name], inputs)
     by_pyg, ours = (case.step(which)() for which in (published.PYG, published.OURS))
     assert case.checked(ours, by_pyg) <= 1
-    assert case.runs in ('kernel', 'blocks', "PyG's code")
+    assert re.fullmatch("kernel|blocks|PyG's code: .+", case.runs)
+    assert str(ROOT) not in case.runs
     wrong = [ours[0] * 1.01, *ours[1:]]
     with pytest.raises(importlib.import_module('benchmarks._harness').Incorrect, match='ours'):
         case.checked(wrong, by_pyg)
+
+
+def test_circular_correlation(published: Any) -> None:
+    layer = published.LAYERS['CompGCN corr'].make(8).double()
+    a, b = torch.randn(2, 5, 8, dtype=torch.double)
+    expected = torch.fft.irfft(torch.fft.rfft(a).conj() * torch.fft.rfft(b), n=8)
+    torch.testing.assert_close(layer.ccorr(a, b), expected, atol=1e-5, rtol=0)
+
+
+def test_what_ran(published: Any, inputs: Any) -> None:
+    case = published.Case(published.LAYERS['GPR-GNN'], inputs)
+    case.step(published.OURS)
+    assert case.runs == 'kernel'
+    with pyg_fast.small_graphs('pyg'):
+        case.step(published.OURS)
+    assert case.runs.startswith("PyG's code: ")
+    assert case.runs.endswith(' edges are too few for a kernel to pay')
+    assert published.brief('no kernel (File "/a/b c/d.py", line 3:\n  x | y)') == (
+        'no kernel (File d.py, line 3: x / y)')
+    assert len(published.brief('word ' * 99)) <= 160
+    cells = [published.Cell(name, 8, {}, {'runs': ran}) for name, ran in {
+        'EGNN': 'blocks', 'FAGCN': 'kernel', 'GRAND': 'kernel', 'MPNN': 'kernel',
+        'T-GCN': "PyG's code: why and kernel"}.items()]
+    assert published.shares(cells) == '3 of 5 run as kernels: message 2 of 3, edge MLP 1 of 2.'
 
 
 def test_sizes_and_intervals(published: Any) -> None:
@@ -89,11 +117,15 @@ def test_record(tmp_path: Path) -> None:
     for section in report['sections']:
         cells = {cell['graph']: cell for cell in section['cells']}
         assert cells.keys() == {'weighted mean', 'GatedGCN'}
-        for cell in cells.values():
+        for name, cell in cells.items():
             assert list(cell['results']) == ['ours', 'PyG']
             facts = cell['facts']
             low, high = map(float, re.findall(r'[\d.]+', facts['95 %']))
             assert low - 0.01 <= facts['PyG / ours'] <= high + 0.01
             assert (facts['goal'] == 'holds') == (high >= 0.97) or abs(high - 0.97) < 0.01
-    assert 'The goal holds in ' in json.dumps(report['notes'])
+            assert facts['kind'] == {'weighted mean': 'message', 'GatedGCN': 'aggregate'}[name]
+            assert facts['runs'] == 'kernel'
+    notes = json.dumps(report['notes'])
+    assert 'The goal holds in ' in notes
+    assert 'hubs: 2 of 2 run as kernels: message 1 of 1, aggregate 1 of 1.' in notes
     assert report['graphs']['hubs']['largest_degree'] > 1000 / 15
