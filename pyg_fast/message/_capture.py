@@ -319,6 +319,7 @@ class _Interpreter(torch.fx.Interpreter):
     def __init__(self, graph: GraphModule, num_nodes: int) -> None:
         super().__init__(graph)
         self.num_nodes, self.records = num_nodes, True  # whether gradients are on
+        self.own: set[object] = set()  # tensors that the message made without them
         self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
 
     def run_node(self, node: Node) -> object:
@@ -329,8 +330,11 @@ class _Interpreter(torch.fx.Interpreter):
         if self.records or node.op not in ('call_function', 'call_method', 'call_module'):
             return out
         name = str(getattr(node.target, '__name__', node.target))
-        if name.endswith('_') or name in _IN_PLACE or node.kwargs.get('inplace'):
+        writes = name.endswith('_') or name in _IN_PLACE or node.kwargs.get('inplace')
+        if writes and node.args[0] not in self.own:
             raise Refused('a write under torch.no_grad')
+        if writes or name.startswith('new_') or node.target in FACTORIES:
+            self.own.add(node)
         return torch.utils._pytree.tree_map_only(Tensor, torch.detach, out)
 
     def _run(self, node: Node) -> object:
@@ -369,6 +373,7 @@ class _Interpreter(torch.fx.Interpreter):
         )
 
 
+FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
 _IN_PLACE = (
     'iadd', 'isub', 'imul', 'itruediv', 'ifloordiv', 'ipow', 'imod', 'iand', 'ior', 'ixor',
     'setitem',

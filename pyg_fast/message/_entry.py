@@ -110,7 +110,9 @@ def _entry(
         **{name: values[name] for name in of_aggregate},
     )
     container = 'tuple' if type(out) is tuple else 'list' if type(out) is list else ''
-    outs = out if container else (out,)
+    outs = list(out) if container else [out]
+    if type(out) is dict:
+        container, outs = ' '.join(['dict', *out]), list(out.values())
     return torch.ops.pyg_fast_message.end_of_rows(
         [x.movedim(node_dim, 0) if -x.dim() < node_dim != 0 else x for x in outs], container
     )

@@ -126,7 +126,7 @@ class _Derivation:
         leaves, derivatives = differentiate(
             self.message, values, wanted, outputs, grads, torch.float32
         )
-        if all(grad is None for grad in derivatives):
+        if kind != 'dots' and all(grad is None for grad in derivatives):
             raise Refused('a message whose derivative is zero')
         full = [
             torch.zeros_like(leaf) if grad is None else grad

@@ -130,6 +130,12 @@ def _float(x: Tensor) -> Tensor:
     return x.float() if x.element_size() == 2 else x
 
 
+def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
+    a, b = torch.broadcast_tensors(a, b)
+    (ax, ay, az), (bx, by, bz) = a.unbind(dim), b.unbind(dim)
+    return torch.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], dim)
+
+
 def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     scaled = x * beta
     low = torch.where(scaled > threshold, threshold, scaled)
@@ -208,6 +214,7 @@ DECOMPOSED |= {
     aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
     aten.var.correction: _var, aten.std.correction: _std,
     aten.native_layer_norm.default: _layer_norm, aten.native_group_norm.default: _group_norm,
+    aten.linalg_cross.default: _cross,
     aten.softplus.default: _softplus,
     aten.elu.default: _elu, aten.hardtanh.default: _hardtanh,
     aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha),

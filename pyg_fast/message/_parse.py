@@ -290,19 +290,20 @@ class Parser:
             shapes[0] = (*shapes[0], *shapes[1][1:])
         if (
             dim != 0 or not self._is_index(index) or not self._is_on_nodes(zeros)
-            or start.op != 'const' or number(start) != 0 or self._edge_dim(x) != 0
+            or start.op != 'const' or self._edge_dim(x) != 0
             or self._is_on_nodes(x) or shapes[0] != shapes[1]
             or zeros.meta['val'].shape[1:] != shapes[1][1:] or node.kwargs.get('alpha', 1) != 1
         ):  # fmt: skip
             raise Refused(f'{target} has no kernel')
-        op = 'rowsum'
-        if target is aten.scatter_reduce.two:
-            reduce = args[4]
-            if reduce not in _ROW_REDUCTIONS:
-                raise Refused(f"{target} of {reduce!r} has no kernel")
-            if reduce != 'sum' and node.kwargs.get('include_self', True):
-                raise Refused(f'{target} has no kernel')
-            op = _ROW_REDUCTIONS[reduce]
+        reduce = args[4] if target is aten.scatter_reduce.two else 'sum'
+        includes = reduce == 'sum' or node.kwargs.get('include_self', True)
+        # Where no edge ends the result is what it starts from.
+        begin, neutral = number(start), {'amax': -math.inf, 'amin': math.inf}.get(reduce)
+        if reduce not in _ROW_REDUCTIONS or begin not in ((neutral or 0,) if includes else (0,)):
+            raise Refused(f'{target} of {reduce!r} from {begin} has no kernel')
+        if includes and reduce == 'mean':
+            raise Refused(f'{target} of a mean that includes zeros')
+        op = _ROW_REDUCTIONS[reduce]
         at = self._value(x)
         value = program[at]
         if op == 'rowsum' and program.dependence(at) == PARAM:
@@ -310,7 +311,8 @@ class Parser:
                 program.add('degree', (), (), (), value.dtype, DST), (1,) * len(value.shape)
             )
             return program.pointwise('mul', at, degree, dtype=value.dtype)
-        return program.add(op, (at,), (), value.shape, value.dtype, DST)
+        attrs = (begin,) if begin else ()
+        return program.add(op, (at,), attrs, value.shape, value.dtype, DST)
 
     def _is_index(self, node: Node) -> bool:
         """Whether a value is the destination of each edge."""
@@ -365,28 +367,35 @@ class Parser:
 
     def _softmax(self, a: int, b: int) -> int | None:
         """The softmax over the edges of each destination, if the quotient `a / b` is that of
-        :func:`torch_geometric.utils.softmax`."""
+        :func:`torch_geometric.utils.softmax`; also under ``torch.no_grad``."""
         program = self.program
-        b = self._strip_casts(b)
+        frozen = all(program[self._strip_casts(at)].op == 'detach' for at in (a, b))
+        out = self._quotient_of_softmax(a, b, ['detach'] if frozen else [])
+        return program.detach(out) if frozen and out is not None else out
+
+    def _quotient_of_softmax(self, a: int, b: int, through: list[str]) -> int | None:
+        program = self.program
+        b = self._strip_casts(b, *through)
         if program[b].op == 'add':
             b, little = program[b].args
             if program[little].op != 'const' or not 0 <= number(program[little]) < _MAX_EPSILON:
                 return None
-            b = self._strip_casts(b)
-        numerator = self._strip_casts(a)
+            b = self._strip_casts(b, *through)
+        numerator = self._strip_casts(a, *through)
         top = program[numerator]
-        if program[b].op != 'rowsum' or self._strip_casts(program[b].args[0]) != numerator:
+        if program[b].op != 'rowsum':
             return None
-        if top.op != 'exp':
+        if self._strip_casts(program[b].args[0], *through) != numerator or top.op != 'exp':
             return None
-        shifted = program[self._strip_casts(top.args[0])]
+        shifted = program[self._strip_casts(top.args[0], *through)]
         if shifted.op != 'sub':
             return None
         # A softmax has the same gradient with a maximum that is detached.
         score, most = shifted.args[0], self._strip_casts(shifted.args[1], 'detach')
         if program[most].op != 'rowmax':
             return None
-        if self._strip_casts(program[most].args[0], 'detach') != self._strip_casts(score):
+        of, score_of = (self._strip_casts(at, 'detach') for at in (program[most].args[0], score))
+        if of != score_of or (not through and score_of != self._strip_casts(score)):
             return None
         return program.add('softmax', (score,), (), program[score].shape, top.dtype, EDGE)
 

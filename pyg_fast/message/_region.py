@@ -29,6 +29,7 @@ from ..ops._edges import assert_no_invalid
 from ..ops.head_map import in_torch
 from . import _markers
 from ._capture import (
+    FACTORIES,
     CapturedMessage,
     capture_twice,
     check_autograd,
@@ -337,7 +338,7 @@ class _Region:
             if node in self.own or node in self.outer:
                 continue
             is_shape = node.op == 'call_function' and isinstance(_fake_of(node), (tuple, list))
-            is_own = node in self.depends or is_shape or node.target in _FACTORIES
+            is_own = node in self.depends or is_shape or node.target in FACTORIES
             if self._is_input(node) or not is_own:
                 self.outer.add(node)
             else:
@@ -467,7 +468,7 @@ class _Region:
         """In a graph of static sizes, makes numbers that equal E or N sizes again: the graph is
         valid for these anyway."""
         name = str(getattr(node.target, '__name__', node.target))
-        makes, place = node.target in _FACTORIES, int(node.target not in _FACTORIES)
+        makes, place = node.target in FACTORIES, int(node.target not in FACTORIES)
         if not (makes or name in _SIZE_FUNCTIONS) or len(node.args) <= place:
             return
         count, total = _fake_of(self.index).shape[0], _fake_of(self.num_dst)
@@ -490,7 +491,6 @@ class _Region:
 _KERNELS_WITH_TABLES = ('cuda',)  # On a CPU torch looks up rows.
 _LOOK_UPS = (torch.nn.functional.embedding, torch.embedding, torch.ops.aten.embedding.default)
 _SUMS = (operator.add, torch.add, operator.iadd, torch.ops.aten.add.Tensor)
-_FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
 # Functions that take a shape.
 _SIZE_FUNCTIONS = (
     'new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 'expand',

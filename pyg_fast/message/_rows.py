@@ -2,7 +2,9 @@
 compute, and what follows them on rows of destinations, which torch's operators do."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ._ir import DST, Program, Refused
 
@@ -18,13 +20,22 @@ class Reduced(NamedTuple):
     reduce: str = ''
 
 
+def put_in(container: str, results: list[Tensor]) -> Any:
+    """The results of an `aggregate` in its container."""
+    kind, *keys = container.split(' ')
+    if kind == 'dict':
+        return dict(zip(keys, results, strict=True))
+    return {'': lambda: results[0], 'tuple': lambda: tuple(results)}.get(kind, lambda: results)()
+
+
 class RowPart(NamedTuple):
     """What an `aggregate` computes of its reductions. Loads of :obj:`program` are `reduced`, by
     number, `degree`, `row` and `param`."""
 
     program: Program
     outputs: tuple[int, ...]
-    container: str  # in which `aggregate` returns its results: '', 'tuple' or 'list'
+    # In which `aggregate` returns its results: '', 'tuple', 'list', or 'dict' and its keys.
+    container: str
 
     def operations(self) -> str:
         """The names of its operations."""
@@ -51,6 +62,8 @@ def split_rows(
         op, args, attrs, shape, dtype = program[at]
         if at in places:
             stack.pop()
+        elif op in _REDUCES and attrs:
+            raise Refused('aggregate returns what is not finite where no edge ends')
         elif op in _REDUCES:
             k = reduced.setdefault(Reduced(args[0], _REDUCES[op]), len(reduced))
             places[at] = rows.add('load', (), ('reduced', k), shape, dtype, DST)
@@ -64,6 +77,8 @@ def split_rows(
             places[at] = rows.add(
                 op, [places[arg] for arg in args], attrs, shape, dtype, program.dependence(at)
             )
+    if any(not key.isidentifier() for key in container.split(' ')[1:]):
+        raise Refused('aggregate returns a dict with keys that are no names')
     if not reduced:
         raise Refused('aggregate reduces no message')
     return tuple(reduced), RowPart(rows, tuple(places[at] for at in outputs), container)

@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -45,9 +45,11 @@ def trace(
 
 
 def run_on_fakes(fn: Callable[..., object], inputs: Sequence[Like | float]) -> None:
-    """Calls a function without computing anything."""
+    """Calls a function without computing anything, also where it makes tensors itself."""
     with _on_fakes(inputs) as fakes:
-        fn(*fakes)
+        mode = next((x.fake_mode for x in fakes if isinstance(x, FakeTensor)), nullcontext())
+        with mode:
+            fn(*fakes)
 
 
 @contextmanager

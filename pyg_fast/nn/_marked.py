@@ -86,8 +86,9 @@ def propagate(
         ):  # fmt: skip
             return None
         out = _aggregate(conv, marks.arguments, kwargs, index[i], num_dst, given)
-        several = type(out) in (tuple, list)
-        parts = list(out) if several else [out]
+        parts = [out]
+        if type(out) in (tuple, list, dict):
+            parts = list(out.values() if type(out) is dict else out)
         if not all(isinstance(x, Tensor) for x in parts):
             return out
         results = [
@@ -95,7 +96,9 @@ def propagate(
                 x, index[i], num_src, num_dst, str(k), csr, graph.perm, graph.t_perm, parts
             ) for k, x in enumerate(parts)
         ]  # fmt: skip
-        return type(out)(results) if several else results[0]
+        if type(out) is dict:
+            return dict(zip(out, results, strict=True))
+        return type(out)(results) if type(out) in (tuple, list) else results[0]
     message = conv.message(**given)
     if conv.node_dim not in (0, -message.dim()):
         return None

@@ -19,6 +19,7 @@ from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs
+from ..message._rows import put_in
 from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
 from . import _direct
@@ -418,8 +419,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
             ]
     out: Any = outs[0]
     if captures:
-        if container:
-            out = tuple(outs) if container == 'tuple' else outs
+        out = put_in(container, outs)
     elif len(parts) > 1 or type(aggr) not in REDUCES or type(aggr) is StdAggregation:
         sums = dict(zip(reduces, outs, strict=True))
         of_parts = [sums[REDUCES[type(part)]] for part in parts]
