@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ._gathers import INDICES
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
@@ -458,6 +459,9 @@ def read_message(
         reduced, rows = split_rows(program, parser.rows, parser.container)
         key = f'{program.text([*parser.rows, *written])}\n{parser.container}'
     for at in program.reachable([*(each.at for each in reduced), *written]):
+        if program[at].op in INDICES:
+            name = INDICES[program[at].op]
+            raise Refused(f"message uses '{name}' other than to gather or for a softmax")
         if program[at].op in ACROSS_EDGES:
             raise Refused('the message of an edge depends on other edges, and not by softmax')
     if any(program[each.at].dtype == 'bool' for each in reduced):

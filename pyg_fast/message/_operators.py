@@ -197,6 +197,15 @@ def _index_put(
     return torch.where(mask, values.to(x.dtype), x)
 
 
+def _embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    if padding_idx >= 0 or scale_grad_by_freq or sparse:  # Their gradients differ.
+        raise Refused('an embedding with padding_idx, scale_grad_by_freq or sparse')
+    return weight.index_select(0, indices) if indices.dim() == 1 else weight[indices]
+
+
 def _refuse(name: str) -> Callable[..., object]:
     def raise_refused(*args: object, **kwargs: object) -> object:
         raise Refused(f'{name} has no kernel')
@@ -215,7 +224,7 @@ DECOMPOSED |= {
     aten.clamp_min.default: lambda x, low: _clamp(x, low),
     aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
     aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
-    aten.index_put.default: _index_put,
+    aten.index_put.default: _index_put, aten.embedding.default: _embedding,
     aten.copy.default: _copy,
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
     **{

@@ -19,7 +19,8 @@ from ..message import _markers
 from ..sparse.graph import Graph
 from ._reduce import combined
 
-_STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
+# Arguments that are numbers of nodes, of one end of each edge or of both.
+INDICES = ('index', 'edge_index', 'edge_index_i', 'edge_index_j')
 
 
 class Arguments(NamedTuple):
@@ -29,7 +30,7 @@ class Arguments(NamedTuple):
     signatures: tuple[Signature, Signature | None, Signature, str]
     refused: str | None
     other: dict[str, None]  # placeholders, which neither reads
-    structure: tuple[str, ...]  # for a softmax, or an aggregation
+    structure: tuple[str, ...]  # for a softmax, gathers, or an aggregation; perhaps the flow
     ends: tuple[tuple[tuple[str, str], str, int, object], ...]  # key, name, dimension, default
     rest: tuple[tuple[str, object], ...]
     update: tuple[tuple[str, object], ...]
@@ -38,6 +39,8 @@ class Arguments(NamedTuple):
     rows: tuple[tuple[str, object], ...] = ()
     of_message: tuple[str, ...] = ()
     of_aggregate: tuple[str, ...] = ()
+    gathers: bool = False  # whether message or aggregate may gather by numbers of nodes
+    reads_sources: bool = False  # whether it reads those of sources
 
 
 class Marks(NamedTuple):
@@ -66,21 +69,31 @@ def propagate(
     edges = list_of(edge_index)
     index = edges[0], edges[1]
     sizes = [None, None] if size is None else list(size)
-    given = _marked_arguments(conv, marks.arguments, kwargs, index, sizes, i)
+    arguments = marks.arguments
+    given = _marked_arguments(conv, arguments, kwargs, index, sizes, i)
     if given is None:
         return None
     num_dst = sizes[i] if sizes[i] is not None else sizes[j]
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     assert num_src is not None
     assert num_dst is not None
-    for name in marks.arguments.structure:
-        given[name] = index[i] if name in _STRUCTURE else num_dst
+    structure = {
+        'index': index[i], 'edge_index_i': index[i], 'size_i': num_dst, 'dim_size': num_dst,
+    }  # fmt: skip
+    if arguments.reads_sources:
+        structure['edge_index_j'] = _markers.sources(index[j], index[i])
+        structure['edge_index'] = _markers.ends(edges, index[i], i == 0)
+    elif not any(
+        role == 'src' and isinstance(given[name], Tensor) for (role, name), *_ in arguments.ends
+    ):  # fmt: skip
+        edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
+    given |= {name: structure[name] for name in arguments.structure if name in structure}
     graph = _graph(edge_index, i == 1, num_src, num_dst)
     csr = [graph.rowptr, graph.col]
     if graph.t_rowptr is not None and graph.t_col is not None:
         csr += [graph.t_rowptr, graph.t_col]
     if marks.captures:
-        out = _aggregate(conv, marks.arguments, kwargs, index[i], num_dst, given)
+        out = _aggregate(conv, arguments, kwargs, index[i], num_dst, given)
         several = type(out) in (tuple, list)
         parts = list(out) if several else [out]
         if not all(isinstance(x, Tensor) for x in parts):
@@ -109,7 +122,6 @@ def _marked_arguments(
     """The arguments of the message, values of nodes and edges with marks; None where PyG's code
     must run. Notes the numbers of nodes in :obj:`sizes`."""
     given: dict[str, object] = dict(arguments.other)
-    has_source = False
     for (role, argument), name, dim, default in arguments.ends:
         value = kwargs.get(name, default)
         if isinstance(value, (tuple, list)):
@@ -124,20 +136,32 @@ def _marked_arguments(
                 return None
             conv._set_size(sizes, dim, value)
             value = _markers.gather(value, index[dim], role, argument)
-            has_source = has_source or role == 'src'
         elif value is inspect.Parameter.empty:
             return None
         given[argument] = value
-    if not has_source:
+    if sizes == [None, None] or (arguments.reads_sources and sizes[1 - target] is None):
         return None
+    num_dst = sizes[target] if sizes[target] is not None else sizes[1 - target]
+    assert num_dst is not None
     for name, default in arguments.rest:
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             return None
-        if isinstance(value, Tensor) and _is_of_edges(value, index[target].size(0)):
-            value = _markers.edge(value, index[target], name)
-        given[name] = value
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            value = type(value)([_marked_edge(part, index[target], name) for part in value])
+        elif arguments.gathers and isinstance(value, Tensor) and _has_rows(value, num_dst):
+            if _has_rows(value, index[target].size(0)):
+                return None
+            value = _markers.node(value, index[target], name)
+        given[name] = _marked_edge(value, index[target], name)
     return given
+
+
+def _marked_edge(value: object, index: Tensor, name: str) -> object:
+    """A value with a mark if it is one of edges."""
+    if isinstance(value, Tensor) and _has_rows(value, index.size(0)):
+        return _markers.edge(value, index, name)
+    return value
 
 
 def _aggregate(
@@ -149,17 +173,21 @@ def _aggregate(
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             raise TypeError(f'Required parameter {name!r} is empty')  # As PyG.
-        if isinstance(value, Tensor) and _is_of_edges(value, index.size(0)):
-            value = _markers.edge(value, index, name)
-        elif isinstance(value, Tensor) and _is_of_edges(value, num_dst):
-            value = _markers.node(value, index, name)
-        given[name] = value
+        if isinstance(value, Tensor) and not _has_rows(value, index.size(0)):
+            value = _markers.node(value, index, name) if _has_rows(value, num_dst) else value
+        given[name] = _marked_edge(value, index, name)
     message = conv.message(**{name: given[name] for name in arguments.of_message})
     return conv.aggregate(message, **{name: given[name] for name in arguments.of_aggregate})
 
 
-def _is_of_edges(value: Tensor, num_edges: int) -> bool:
-    return value.dim() > 0 and guard_or_false(value.size(0) == num_edges)
+def _has_rows(value: Tensor, count: int) -> bool:
+    return value.dim() > 0 and guard_or_false(value.size(0) == count)
+
+
+def without_sources(edge_index: Tensor, flow: str) -> Tensor:
+    """The edges of a message that reads no source: from each destination to itself. PyG accepts
+    any numbers of sources there."""
+    return list_of(edge_index)[int(flow == 'source_to_target')].expand(2, -1)
 
 
 def _graph(edge_index: Adj, sorts: bool, num_src: int, num_dst: int) -> Graph:

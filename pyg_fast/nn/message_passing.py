@@ -1,7 +1,7 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
@@ -23,18 +23,20 @@ from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
 from . import _direct
 from ._checks import (
+    OF_GATHERS,
     OF_SOFTMAX,
     REDUCES,
     STRUCTURE,
     captures_aggregate,
     parts_of,
     place_of_attention,
+    reads_of_graph,
     why_never_message,
     why_not_arguments,
     why_not_message,
 )
 from ._layer import FusedLayer, edges_for_pyg
-from ._marked import Arguments, Marks
+from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS
 from ._reduce import combined
@@ -354,23 +356,28 @@ def _arguments(conv: MessagePassing) -> Arguments:
     structure, ends = [], []
     rest: list[tuple[str, object]] = []
     rows: list[tuple[str, object]] = []
+    reads = reads_of_graph(conv)
     of_message = message.param_dict
     of_aggregate = {} if captured is None else captured.param_dict
     for name, param in {**of_aggregate, **of_message}.items():
-        if name == 'ptr' or name in STRUCTURE:  # The softmax takes the index.
+        unread = name in STRUCTURE or (name in OF_GATHERS and name not in reads)
+        if unread or name == 'ptr':  # The softmax takes the index.
             fixed[name] = None
-        elif name in OF_SOFTMAX:
+        elif name in OF_SOFTMAX or name in OF_GATHERS:
             structure.append(name)
         elif name[-2:] in ('_i', '_j'):
             dim = j if name[-2:] == '_j' else i
             ends.append((('src' if dim == j else 'dst', name), name[:-2], dim, param.default))
         else:
             (rest if name in of_message else rows).append((name, param.default))
+    if flow == 'target_to_source' and 'edge_index' in structure:
+        structure.append(flow)
     found = Arguments(
         (message, captured, update, flow), why_not_arguments(conv), fixed, tuple(structure),
         tuple(ends), tuple(rest),
         tuple((name, param.default) for name, param in update.param_dict.items()), tuple(rows),
-        tuple(of_message), tuple(of_aggregate),
+        tuple(of_message), tuple(of_aggregate), not reads.isdisjoint(INDICES),
+        not OF_GATHERS.isdisjoint(structure),
     )  # fmt: skip
     conv.__dict__['_fused_arguments'] = found
     return found
@@ -388,6 +395,8 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         raise Fallback(reason)
     inputs, other, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
     inputs = _unwritten(conv, inputs)
+    if not names.reads_sources and not any(role == 'src' for role, _ in inputs):
+        edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry(
@@ -458,12 +467,16 @@ def _collect(
             raise Fallback(f"'{key[1]}' is missing")
         else:
             other[key[1]] = value
-    if not any(role == 'src' for role, _ in inputs):  # PyG accepts any numbers of sources then.
-        raise Fallback('message reads no source')
+    source = 0 if conv.flow == 'source_to_target' else 1
+    # PyG accepts any numbers of sources where the message gathers no input of them.
+    if names.reads_sources and sizes[source] is None:
+        raise Fallback("message reads 'edge_index_j' of an unknown number of sources: give `size`")
     for name, default in names.rest:
         value = kwargs.get(name, default)
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
             inputs['edge', name] = value
+        elif isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            other[name] = _collect_parts(inputs, name, value, num_edges)
         elif value is inspect.Parameter.empty:
             raise Fallback(f"'{name}' is missing")
         else:
@@ -473,6 +486,12 @@ def _collect(
     if not given:
         raise Fallback('no input of nodes')
     num_dst, num_src = given[0], given[-1]
+    if names.gathers:
+        tensors = {name: x for name, x in other.items() if isinstance(x, Tensor) and x.dim() > 0}
+        for name, x in tensors.items():
+            if x.size(0) == num_dst and not -x.dim() < node_dim != 0:
+                inputs['row', name] = x
+                del other[name]
     for name, default in names.rows:
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
@@ -486,8 +505,22 @@ def _collect(
                 inputs['row', name] = rows
                 continue
         other[name] = value
+    if not inputs:
+        raise Fallback('no input of nodes or edges')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
     return inputs, other, (num_src, num_dst)
+
+
+def _collect_parts(
+    inputs: _Inputs, name: str, parts: Sequence[object], num_edges: int
+) -> tuple[object, ...] | list[object]:
+    """Adds the tensors of edges of a tuple or list to the inputs, as `name.0`, `name.1` and so on;
+    returns the others, and None in their places."""
+    rest = list(parts)
+    for k, part in enumerate(parts):
+        if isinstance(part, Tensor) and part.dim() > 0 and part.size(0) == num_edges:
+            inputs['edge', f'{name}.{k}'], rest[k] = part, None
+    return tuple(rest) if isinstance(parts, tuple) else rest
 
 
 def _unwritten(conv: MessagePassing, inputs: _Inputs) -> _Inputs:
