@@ -314,12 +314,15 @@ class _Interpreter(torch.fx.Interpreter):
     """Runs a graph of which floats that change are arguments: tensors of one number, which
     operations take in the dtype in which they compute, as PyTorch does with Python's floats.
 
+    A linear map of a batch `[B, E, F]` reads it with the edges first: torch would merge both.
+
     `index.max()`, from which a softmax without `num_nodes` takes the number of nodes, becomes the
     last node: nodes without edges after it change no message."""
 
-    def __init__(self, graph: GraphModule, num_nodes: int) -> None:
+    def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
         super().__init__(graph)
-        self.num_nodes, self.records = num_nodes, True  # whether gradients are on
+        self.num_edges, self.num_nodes = num_edges, num_nodes
+        self.records = True  # whether gradients are on
         self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
 
     def run_node(self, node: Node) -> object:
@@ -355,6 +358,15 @@ class _Interpreter(torch.fx.Interpreter):
                 raise Refused(f'{node.target} of a number that changes')
         return out
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _LINEAR and len(args) > 1 and _is_matrix(args[1]):
+            sizes = args[0].shape[1:-1]
+            if self.num_edges in sizes:
+                dim = sizes.index(self.num_edges) + 1
+                x = args[0].movedim(dim, 0).contiguous()
+                return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
+        return super().call_function(target, args, kwargs)
+
     def fetch_args_kwargs_from_env(self, node: Node) -> tuple[tuple, dict]:
         expected, values = node.meta.get('example_value'), self.env
         if not isinstance(expected, Tensor) or not any(map(_is_number, node.all_input_nodes)):
@@ -368,6 +380,13 @@ class _Interpreter(torch.fx.Interpreter):
             torch.fx.node.map_arg(node.args, own.__getitem__),
             torch.fx.node.map_arg(node.kwargs, own.__getitem__),
         )
+
+
+_LINEAR = (F.linear, torch.matmul, operator.matmul)
+
+
+def _is_matrix(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 2
 
 
 _IN_PLACE = (
@@ -422,7 +441,7 @@ def _trace_program(graph: GraphModule, num_edges: int, num_nodes: int) -> Captur
         k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
     )  # fmt: skip
     on_cuda = any(isinstance(x, Like) and x.device.type == 'cuda' for x in inputs)
-    interpreter = _Interpreter(graph, num_nodes)
+    interpreter = _Interpreter(graph, num_edges, num_nodes)
     return read_message(interpreter, inputs, num_edges, num_nodes, on_cuda, numbers)
 
 

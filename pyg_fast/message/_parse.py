@@ -190,8 +190,11 @@ class Parser:
         full = arg.meta['val'].dim()
         dim = dim % max(full, 1)
         if self._is_on_edges(node):
-            if dim == 0:
+            lead = self._edge_dim(arg) or 0
+            if dim == lead:
                 raise Refused(f'{node.target} along the edges')
+            if lead:
+                return dim - (dim > lead)
             # A view may have merged the edges with a dimension of theirs.
             dim += len(self.program[self._value(arg)].shape) - full
         return dim
@@ -200,7 +203,7 @@ class Parser:
         target = node.target
         if any(each in self.ends for each in node.all_input_nodes):
             return self._row_of_edge_index(node)
-        anywhere = target in ANYWHERE or target is _ops.edge_index.default
+        anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target not in _readers:
@@ -515,10 +518,21 @@ class Parser:
         xs = [self._value(arg) for arg in args[0]]
         if self._is_on_edges(node) and not all(self._is_on_edges(arg) for arg in args[0]):
             raise Refused('cat of parameters with values of the edges')
+        if len({self._edge_dim(arg) for arg in args[0]}) > 1:
+            raise Refused(f'{node.target} mixes edges')
         return self._match_shape(self.program.cat(xs, dim), node)
 
     @_reads(*VIEW, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
     def _view(self, node: Node) -> int:
+        old, new = self._edge_dim(_args(node)[0]), self._edge_dim(node)
+        if old or new:  # The edges stay between the same values.
+            shapes = _args(node)[0].meta['val'].shape, node.meta['val'].shape
+            parts = [
+                (math.prod(shape[:lead]), shape[lead])
+                for shape, lead in zip(shapes, (old, new), strict=True) if lead is not None
+            ]  # fmt: skip
+            if len(parts) < 2 or parts[0] != parts[1] or parts[0][1] != self.num_edges:
+                raise Refused(f'{node.target} mixes edges')
         return self.program.view(self._same(node), self._trailing(node))
 
     @_reads(aten.expand.default)
@@ -635,7 +649,8 @@ class Parser:
             dims = [dims]
         if not dims:
             dims = list(range(rank))
-        if self._is_on_edges(node) and any(k % rank == 0 for k in dims):
+        lead = self._edge_dim(args[0]) or 0
+        if self._is_on_edges(node) and any(k % rank == lead for k in dims):
             raise Refused('a reduction over edges')
         places = [self._dim(k, node) for k in dims]
         out = program.reduce(_REDUCTIONS.get(target, 'sum'), x, places)
