@@ -252,6 +252,18 @@ def why_never_message(
     return why_not_aggregation(aggr) if cls.aggregate is MessagePassing.aggregate else None
 
 
+def forwards_propagate(cls: type[MessagePassing]) -> bool:
+    """Whether a class overrides `propagate` by one that calls `super().propagate`, and that is
+    PyG's. What else it does with arguments and results does not matter."""
+    replaced = [base.__dict__['propagate'] for base in cls.__mro__ if 'propagate' in base.__dict__]
+    own = replaced[: replaced.index(MessagePassing.propagate)]
+    codes = [getattr(function, '__code__', None) for function in own]
+    return len(codes) > 0 and all(
+        code is not None and '__class__' in code.co_freevars and 'propagate' in code.co_names
+        for code in codes
+    )
+
+
 def captures_aggregate(conv: MessagePassing) -> bool:
     """Whether the `aggregate` of a layer is captured with its message: the layer's own, or a sum
     weighted by a softmax."""

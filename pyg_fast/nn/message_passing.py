@@ -28,6 +28,7 @@ from ._checks import (
     REDUCES,
     STRUCTURE,
     captures_aggregate,
+    forwards_propagate,
     parts_of,
     place_of_attention,
     reads_of_graph,
@@ -307,7 +308,11 @@ def mark(conv: MessagePassing) -> None:
 def why_never(conv: MessagePassing) -> str | None:
     """Why PyG's code would run for every input of a layer, of ours or not yet."""
     cls, reads = type(conv), why_not_arguments(conv)
-    replaced = cls._fused_replaced() if issubclass(cls, FusedPropagate) else cls.propagate
+    replaced: Callable[..., object] = cls.propagate
+    if issubclass(cls, FusedPropagate):
+        replaced = cls._fused_replaced()
+    elif forwards_propagate(cls) and conv.flow == 'source_to_target':
+        replaced = _PYTHON_PROPAGATE
     return why_never_message(conv, conv.aggr_module, reads, replaced)
 
 
@@ -569,6 +574,18 @@ def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: o
             raise Fallback('sizes that differ')
 
 
+class _FusedBelow(FusedPropagate, MessagePassing):
+    """What stands after a class whose own `propagate` calls `super().propagate`, which is then
+    fused."""
+
+    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
+        if self.flow == 'source_to_target':
+            return super().propagate(edge_index, size, **kwargs)
+        # Of a pair PyG's Python code takes the second for sources then.
+        self._fused_note('its propagate is overridden')
+        return _PYTHON_PROPAGATE(self, edges_for_pyg(edge_index), size, **kwargs)
+
+
 _classes: dict[type, type[FusedPropagate]] = {}
 # What stands before a class whose kernels need more than its message.
 MIXINS: dict[type, type] = {}
@@ -584,6 +601,8 @@ def fused_class(base: type) -> type[FusedPropagate]:
             '_set_jittable_templates': FusedMessagePassing._set_jittable_templates,
         }
         bases = MIXINS.get(base, FusedPropagate), base
+        if forwards_propagate(base):
+            bases = base, _FusedBelow
         _classes[base] = type(f'Fused{base.__name__}', bases, body)
     return _classes[base]
 

@@ -157,6 +157,16 @@ def test_compiled(cls: type[Layer], of: str, device: torch.device) -> None:
         assert backend.kernels >= 1
 
 
+class Forwards(Both):
+    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        return 2 * super().propagate(edge_index, size=size, **kwargs)
+
+
+def test_compiled_with_its_own_propagate(device: torch.device) -> None:
+    calls = [call(*sizes, device) for sizes in ((N, E), (N, E + 50))]
+    assert assert_like_pyg(Forwards().double(), calls).kernels >= 1
+
+
 @pytest.mark.parametrize(
     ('cls', 'reason'),
     [
