@@ -77,17 +77,12 @@ def propagate(
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     assert num_src is not None
     assert num_dst is not None
-    structure = {
-        'index': index[i], 'edge_index_i': index[i], 'size_i': num_dst, 'dim_size': num_dst,
-    }  # fmt: skip
-    if arguments.reads_sources:
-        structure['edge_index_j'] = _markers.sources(index[j], index[i])
-        structure['edge_index'] = _markers.ends(edges, index[i], i == 0)
-    elif not any(
+    given |= _structure(arguments, edges, index, i, num_dst)
+    reads_sources = arguments.reads_sources or any(
         role == 'src' and isinstance(given[name], Tensor) for (role, name), *_ in arguments.ends
-    ):  # fmt: skip
+    )
+    if not reads_sources:
         edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
-    given |= {name: structure[name] for name in arguments.structure if name in structure}
     graph = _graph(edge_index, i == 1, num_src, num_dst)
     csr = [graph.rowptr, graph.col]
     if graph.t_rowptr is not None and graph.t_col is not None:
@@ -113,6 +108,20 @@ def propagate(
         ) for reduce in marks.reduces
     ]  # fmt: skip
     return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
+
+
+def _structure(
+    arguments: Arguments, edges: Tensor, ends: tuple[Tensor, Tensor], target: int, num_dst: int
+) -> dict[str, object]:
+    """The arguments of the graph that the message takes."""
+    index = ends[target]
+    found: dict[str, object] = {
+        'index': index, 'edge_index_i': index, 'size_i': num_dst, 'dim_size': num_dst,
+    }  # fmt: skip
+    if arguments.reads_sources:
+        found['edge_index_j'] = _markers.sources(ends[1 - target], index)
+        found['edge_index'] = _markers.ends(edges, index, target == 0)
+    return {name: found[name] for name in arguments.structure if name in found}
 
 
 def _marked_arguments(
@@ -149,11 +158,11 @@ def _marked_arguments(
             return None
         if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
             value = type(value)([_marked_edge(part, index[target], name) for part in value])
+        elif isinstance(value, Tensor) and _has_rows(value, index[target].size(0)):
+            value = _markers.edge(value, index[target], name)
         elif arguments.gathers and isinstance(value, Tensor) and _has_rows(value, num_dst):
-            if _has_rows(value, index[target].size(0)):
-                return None
             value = _markers.node(value, index[target], name)
-        given[name] = _marked_edge(value, index[target], name)
+        given[name] = value
     return given
 
 

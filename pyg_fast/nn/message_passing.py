@@ -455,23 +455,7 @@ def _collect(
     num_edges, node_dim = edge_index.size(1), conv.node_dim
     other: dict[str, object] = dict(names.other)
     inputs: _Inputs = {}
-    for key, base, dim, default in names.ends:
-        value = kwargs.get(base, default)
-        if isinstance(value, (tuple, list)):
-            if len(value) != 2:
-                raise Fallback(f"'{base}' has {len(value)} parts")
-            for k, part in enumerate(value):
-                _note_size(conv, sizes, k, part)
-            value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
-        if isinstance(value, Tensor):
-            _note_size(conv, sizes, dim, value)
-            if node_dim not in (0, -value.dim()):
-                value = value.movedim(node_dim, 0)
-            inputs[key] = value
-        elif value is inspect.Parameter.empty:
-            raise Fallback(f"'{key[1]}' is missing")
-        else:
-            other[key[1]] = value
+    _collect_ends(conv, kwargs, names, inputs, other, sizes)
     source = 0 if conv.flow == 'source_to_target' else 1
     # PyG accepts any numbers of sources where the message gathers no input of them.
     if names.reads_sources and sizes[source] is None:
@@ -497,6 +481,44 @@ def _collect(
             if x.size(0) == num_dst and not -x.dim() < node_dim != 0:
                 inputs['row', name] = x
                 del other[name]
+    _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
+    if not inputs:
+        raise Fallback('no input of nodes or edges')
+    check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
+    return inputs, other, (num_src, num_dst)
+
+
+def _collect_ends(
+    conv: MessagePassing, kwargs: dict[str, object], names: Arguments, inputs: _Inputs,
+    other: dict[str, object], sizes: list[int | None],
+) -> None:  # fmt: skip
+    """Adds the arguments of the ends of edges, and notes the numbers of nodes in `sizes`."""
+    for key, base, dim, default in names.ends:
+        value = kwargs.get(base, default)
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise Fallback(f"'{base}' has {len(value)} parts")
+            for k, part in enumerate(value):
+                _note_size(conv, sizes, k, part)
+            value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
+        if isinstance(value, Tensor):
+            _note_size(conv, sizes, dim, value)
+            if conv.node_dim not in (0, -value.dim()):
+                value = value.movedim(conv.node_dim, 0)
+            inputs[key] = value
+        elif value is inspect.Parameter.empty:
+            raise Fallback(f"'{key[1]}' is missing")
+        else:
+            other[key[1]] = value
+
+
+def _collect_rows(
+    node_dim: int, kwargs: dict[str, object], names: Arguments, inputs: _Inputs,
+    other: dict[str, object], sizes: tuple[int, int],
+) -> None:  # fmt: skip
+    """Adds the arguments that an `aggregate` alone takes; `sizes` are the numbers of edges and of
+    destinations."""
+    num_edges, num_dst = sizes
     for name, default in names.rows:
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
@@ -510,10 +532,6 @@ def _collect(
                 inputs['row', name] = rows
                 continue
         other[name] = value
-    if not inputs:
-        raise Fallback('no input of nodes or edges')
-    check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
-    return inputs, other, (num_src, num_dst)
 
 
 def _collect_parts(

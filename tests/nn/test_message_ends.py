@@ -157,7 +157,10 @@ def test_compiled(cls: type[Layer], of: str, device: torch.device) -> None:
         assert backend.kernels >= 1
 
 
-class Forwards(Both):
+class Forwards(Layer):
+    def message(self, x_j: Tensor, z: Tensor, edge_index_i: Tensor) -> Tensor:
+        return x_j * z[edge_index_i]
+
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         return 2 * super().propagate(edge_index, size=size, **kwargs)
 
