@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ._gathers import INDICES
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
@@ -313,12 +314,15 @@ class _Interpreter(torch.fx.Interpreter):
     """Runs a graph of which floats that change are arguments: tensors of one number, which
     operations take in the dtype in which they compute, as PyTorch does with Python's floats.
 
+    A linear map of a batch `[B, E, F]` reads it with the edges first: torch would merge both.
+
     `index.max()`, from which a softmax without `num_nodes` takes the number of nodes, becomes the
     last node: nodes without edges after it change no message."""
 
-    def __init__(self, graph: GraphModule, num_nodes: int) -> None:
+    def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
         super().__init__(graph)
-        self.num_nodes, self.records = num_nodes, True  # whether gradients are on
+        self.num_edges, self.num_nodes = num_edges, num_nodes
+        self.records = True  # whether gradients are on
         self.own: set[object] = set()  # tensors that the message made without them
         self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
 
@@ -358,6 +362,15 @@ class _Interpreter(torch.fx.Interpreter):
                 raise Refused(f'{node.target} of a number that changes')
         return out
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _LINEAR and len(args) > 1 and _is_matrix(args[1]):
+            sizes = args[0].shape[1:-1]
+            if self.num_edges in sizes:
+                dim = sizes.index(self.num_edges) + 1
+                x = args[0].movedim(dim, 0).contiguous()
+                return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
+        return super().call_function(target, args, kwargs)
+
     def fetch_args_kwargs_from_env(self, node: Node) -> tuple[tuple, dict]:
         expected, values = node.meta.get('example_value'), self.env
         if not isinstance(expected, Tensor) or not any(map(_is_number, node.all_input_nodes)):
@@ -371,6 +384,13 @@ class _Interpreter(torch.fx.Interpreter):
             torch.fx.node.map_arg(node.args, own.__getitem__),
             torch.fx.node.map_arg(node.kwargs, own.__getitem__),
         )
+
+
+_LINEAR = (F.linear, torch.matmul, operator.matmul)
+
+
+def _is_matrix(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 2
 
 
 FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
@@ -426,7 +446,7 @@ def _trace_program(graph: GraphModule, num_edges: int, num_nodes: int) -> Captur
         k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
     )  # fmt: skip
     on_cuda = any(isinstance(x, Like) and x.device.type == 'cuda' for x in inputs)
-    interpreter = _Interpreter(graph, num_nodes)
+    interpreter = _Interpreter(graph, num_edges, num_nodes)
     return read_message(interpreter, inputs, num_edges, num_nodes, on_cuda, numbers)
 
 
@@ -463,6 +483,9 @@ def read_message(
         reduced, rows = split_rows(program, parser.rows, parser.container)
         key = f'{program.text([*parser.rows, *written])}\n{parser.container}'
     for at in program.reachable([*(each.at for each in reduced), *written]):
+        if program[at].op in INDICES:
+            name = INDICES[program[at].op]
+            raise Refused(f"message uses '{name}' other than to gather or for a softmax")
         if program[at].op in ACROSS_EDGES:
             raise Refused('the message of an edge depends on other edges, and not by softmax')
     if any(program[each.at].dtype == 'bool' for each in reduced):

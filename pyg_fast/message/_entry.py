@@ -84,10 +84,16 @@ def _entry(
     """What Dynamo traces: the message, and perhaps its aggregation, its inputs and results between
     markers."""
     torch._check(edges.size(0) > 1)  # Fewer are PyG's, see `check_inputs`.
-    values = dict(other)
+    values: dict[str, Any] = dict(other)
+    parts: dict[str, list[object]] = {}
     for name in ('index', 'edge_index_i'):
         if name in structure:
             values[name] = torch.ops.pyg_fast_message.index(edges)
+    if 'edge_index_j' in structure:
+        values['edge_index_j'] = torch.ops.pyg_fast_message.source(edges)
+    if 'edge_index' in structure:
+        from_target = 'target_to_source' in structure
+        values['edge_index'] = torch.ops.pyg_fast_message.edge_index(edges, from_target)
     for name in ('size_i', 'dim_size'):
         if name in structure:
             values[name] = nodes.size(0)
@@ -98,7 +104,13 @@ def _entry(
             lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
         if role != 'edge' and -lifted.dim() < node_dim != 0:
             lifted = lifted.movedim(0, node_dim)
-        values[name] = lifted
+        name, _, part = name.partition('.')
+        if part:
+            parts.setdefault(name, list(values[name]))[int(part)] = lifted
+        else:
+            values[name] = lifted
+    for name, several in parts.items():
+        values[name] = tuple(several) if type(values[name]) is tuple else several
     if aggr is None:
         message = function(**values)
         if -message.dim() < node_dim != 0:
@@ -534,8 +546,8 @@ class Entry:
             inputs: Inputs by role (`src`, `dst`, `edge`; `row` for one of destinations that
                 `aggr` takes) and name of the argument.
             other: All other arguments.
-            structure: Which of `index`, `edge_index_i`, `size_i` and `dim_size` the message takes,
-                for its softmax, or `aggr`.
+            structure: Which of `index`, `edge_index`, `edge_index_i`, `edge_index_j`, `size_i` and
+                `dim_size` the message or `aggr` takes; and `target_to_source` for this flow.
             aggr: What aggregates in place of `reduces`.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.

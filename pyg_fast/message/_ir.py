@@ -126,6 +126,13 @@ class Program:
         """An input: `src` and `dst` by the ends of the edge."""
         return self.add('load', (), (role, slot), shape, dtype, ROLES[role])
 
+    def gather(
+        self, role: str, of: str, name: int | str, shape: tuple[int, ...], dtype: str
+    ) -> int:
+        """A row, of one end of the edge, of an input `of` another role: of a parameter, or of an
+        input of all nodes."""
+        return self.add('load', (), (role, name, of), shape, dtype, ROLES[role])
+
     def const(self, number: float | bool, rank: int, dtype: str) -> int:
         """A number."""
         text = float(number).hex() if math.isfinite(number) else str(float(number))

@@ -19,6 +19,9 @@ _library.define('gather(Tensor x, Tensor index, str role, str name) -> Tensor')
 _library.define('edge(Tensor(a) x, Tensor index, str name) -> Tensor(a)')
 # An input of destinations that an `aggregate` takes.
 _library.define('node(Tensor(a) x, Tensor index, str name) -> Tensor(a)')
+# The sources of edges, and `edge_index` itself, beside the destinations.
+_library.define('sources(Tensor(a) x, Tensor index) -> Tensor(a)')
+_library.define('ends(Tensor(a) x, Tensor index, bool from_target) -> Tensor(a)')
 # The structure of a plain list of edges and of its transpose, and what tells invalid edges.
 _library.define(
     'csr(Tensor edge_index, SymInt num_src, SymInt num_dst) -> '
@@ -40,7 +43,7 @@ def _gather(x: Tensor, index: Tensor, role: str, name: str) -> Tensor:
     return x.index_select(0, index)
 
 
-def _edge(x: Tensor, index: Tensor, name: str) -> Tensor:
+def _same(x: Tensor, *rest: object) -> Tensor:
     return x.view_as(x)
 
 
@@ -59,13 +62,9 @@ def _aggregate(
     return scatter(message * message, index, 0, num_dst, 'mean') - mean * mean
 
 
-def _rows(x: Tensor, *rest: object) -> Tensor:
-    return x.view_as(x)
-
-
 _IMPLS = {
-    'gather': _gather, 'edge': _edge, 'node': _edge, 'csr': _csr, 'aggregate': _aggregate,
-    'rows': _rows,
+    'gather': _gather, 'csr': _csr, 'aggregate': _aggregate,
+    **dict.fromkeys(('edge', 'node', 'rows', 'sources', 'ends'), _same),
 }  # fmt: skip
 for _name, _function in _IMPLS.items():
     _library.impl(_name, _function, 'CompositeImplicitAutograd')
@@ -76,6 +75,8 @@ node = torch.ops.pyg_fast_message.node.default
 csr = torch.ops.pyg_fast_message.csr.default
 aggregate = torch.ops.pyg_fast_message.aggregate.default
 rows = torch.ops.pyg_fast_message.rows.default
+sources = torch.ops.pyg_fast_message.sources.default
+ends = torch.ops.pyg_fast_message.ends.default
 
 # In the graph of a captured message; they never run.
 _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
@@ -84,7 +85,10 @@ _library.define('end(Tensor x) -> Tensor')
 _library.define('write(Tensor x) -> Tensor')
 _library.define('end_of_rows(Tensor[] xs, str container) -> Tensor')
 _library.define('row(Tensor x, SymInt num_nodes, str name) -> Tensor')
+# The destinations and the sources of edges; and both, as the rows of `edge_index`.
 _library.define('index(Tensor edges) -> Tensor')
+_library.define('source(Tensor edges) -> Tensor')
+_library.define('edge_index(Tensor edges, bool from_target) -> Tensor')
 _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
 # As PyG's gathered inputs they need a gradient, and are no leaves.
 torch.library.register_autograd(
@@ -98,4 +102,8 @@ _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('write', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('end_of_rows', lambda xs, container: torch.empty_like(xs[0]), 'Meta')
 _library.impl('row', lambda x, num_nodes, name: x.new_empty((num_nodes, *x.shape[1:])), 'Meta')
-_library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
+for _name in ('index', 'source'):
+    _library.impl(_name, lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
+_library.impl(
+    'edge_index', lambda e, from_target: e.new_empty((2, e.size(0)), dtype=torch.int64), 'Meta'
+)

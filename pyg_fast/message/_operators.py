@@ -54,8 +54,11 @@ NOT_DECOMPOSED = {
 }  # fmt: skip
 # Operators of tensors that may have the edges in another dimension than the first.
 ANYWHERE = {
-    *UNARY_OPS, *BINARY_OPS, *WHERE, *CAST, *SAME, aten.detach.default,
-    aten.permute.default, aten.t.default, aten.transpose.int,
+    *UNARY_OPS, *BINARY_OPS, *WHERE, *CAST, *SAME, *VIEW, aten.detach.default,
+    aten.permute.default, aten.t.default, aten.transpose.int, aten.cat.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
+    aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int, aten.sum.dim_IntList,
+    aten.mean.dim, aten.amax.default, aten.amin.default,
 }  # fmt: skip
 DECOMPOSED: dict[OpOverload, Callable[..., object]] = {
     op: fn for op, fn in decomposition_table.items()  # type: ignore[misc]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from . import _markers  # noqa: F401 (its operators)
+from ._gathers import argument_of, gather_by_end
 from ._ir import BOOLEAN, DST, EDGE, PARAM, Program, Refused, is_float, number
 from ._operators import (
     ANYWHERE,
@@ -63,6 +64,7 @@ class Parser:
         self.num_edges, self.num_nodes = num_edges, num_nodes
         self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
+        self.ends: dict[Node, tuple[int, int]] = {}  # of each `edge_index`: its rows
         self.num_dropouts = 0
         self.is_derivative = False  # whether the graph is that of a derivative
         # Results of an `aggregate`, and the container in which it returns them.
@@ -190,15 +192,21 @@ class Parser:
         full = arg.meta['val'].dim()
         dim = dim % max(full, 1)
         if self._is_on_edges(node):
-            if dim == 0:
+            lead = self._edge_dim(arg) or 0
+            if dim == lead:
                 raise Refused(f'{node.target} along the edges')
+            if lead:
+                return dim - (dim > lead)
             # A view may have merged the edges with a dimension of theirs.
             dim += len(self.program[self._value(arg)].shape) - full
         return dim
 
     def _call(self, node: Node) -> _Positions:
         target = node.target
-        if target not in ANYWHERE and any(map(self._edge_dim, (node, *node.all_input_nodes))):
+        if any(each in self.ends for each in node.all_input_nodes):
+            return self._row_of_edge_index(node)
+        anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
+        if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target not in _readers:
             raise Refused(f'{target} has no kernel')
@@ -251,6 +259,27 @@ class Parser:
     @_reads(_ops.index.default)
     def _index(self, node: Node) -> int:
         return self.program.add('index', (), (), (), 'int64', EDGE)
+
+    @_reads(_ops.source.default)
+    def _source(self, node: Node) -> int:
+        return self.program.add('source', (), (), (), 'int64', EDGE)
+
+    @_reads(_ops.edge_index.default)
+    def _edge_index(self, node: Node) -> list[int | None]:
+        index, source = self._index(node), self._source(node)
+        self.ends[node] = (index, source) if _args(node)[1] else (source, index)
+        return list(self.ends[node])
+
+    def _row_of_edge_index(self, node: Node) -> _Positions:
+        """One row of an `edge_index`, or both."""
+        edge_index, *rest = _args(node)
+        if node.target is aten.select.int and rest[0] in (0, -2):
+            return self.ends[edge_index][rest[1]]
+        if node.target is operator.getitem or (
+            node.target is aten.unbind.int and (not rest or rest[0] in (0, -2))
+        ):
+            return list(self.ends[edge_index])
+        raise Refused(f"{node.target} of 'edge_index' has no kernel")
 
     @_reads(*SAME)
     def _same(self, node: Node) -> int:
@@ -328,6 +357,11 @@ class Parser:
         x, dim, index = args if len(args) == 3 else (args[0], 0, args[1][0])
         several = len(args) == 2 and len(args[1]) != 1
         along = not several and dim % x.meta['val'].dim() == 0
+        if along and index.meta['val'].dim() == 1:
+            at, end = self._value(x), self._value(index)
+            row = gather_by_end(self.program, at, end, self._is_on_nodes(x))
+            if row is not None:
+                return row
         if along and self.program.dependence(self._value(x)) == PARAM and not self._is_on_nodes(x):
             return self._look_up(x, index, wraps=len(args) == 2)
         if not along or not self._is_on_nodes(x) or not self._is_index(index):
@@ -355,6 +389,12 @@ class Parser:
         (table, index), padding = args[:2], options.pop('padding', -1)
         if any(options.values()) or program.dependence(self._value(table)) != PARAM:
             raise Refused('an embedding with sparse or scaled gradients')
+        if index.meta['val'].dim() == 1:
+            row = gather_by_end(program, self._value(table), self._value(index), False)
+            if row is not None:
+                if padding >= 0:
+                    raise Refused('an embedding of nodes with padding_idx')
+                return row
         out = self._look_up(table, index)
         if padding < 0:
             return out
@@ -431,7 +471,7 @@ class Parser:
 
     def _require_float(self, x: int) -> int:
         if not is_float(self.program[x].dtype) and self.program[x].dtype != 'bool':
-            raise Refused(f'arithmetic of {self.program[x].dtype}')
+            raise Refused(f'arithmetic of {self.program[x].dtype}{argument_of(self.program, x)}')
         return x
 
     def _match_shape(self, at: int, node: Node) -> int:
@@ -475,7 +515,7 @@ class Parser:
         if limit < 2**24:  # Rounding does not carry an integer over this number.
             return x
         if own.dtype == 'int64' and limit >= 2**53:
-            raise Refused('a comparison of int64')
+            raise Refused(f'a comparison of int64{argument_of(self.program, x)}')
         return self.program.cast(x, 'float64')
 
     @_reads(aten.mm.default, aten.addmm.default)
@@ -528,10 +568,21 @@ class Parser:
         xs = [self._value(arg) for arg in args[0]]
         if self._is_on_edges(node) and not all(self._is_on_edges(arg) for arg in args[0]):
             raise Refused('cat of parameters with values of the edges')
+        if len({self._edge_dim(arg) for arg in args[0]}) > 1:
+            raise Refused(f'{node.target} mixes edges')
         return self._match_shape(self.program.cat(xs, dim), node)
 
     @_reads(*VIEW, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
     def _view(self, node: Node) -> int:
+        old, new = self._edge_dim(_args(node)[0]), self._edge_dim(node)
+        if old or new:  # The edges stay between the same values.
+            shapes = _args(node)[0].meta['val'].shape, node.meta['val'].shape
+            parts = [
+                (math.prod(shape[:lead]), shape[lead])
+                for shape, lead in zip(shapes, (old, new), strict=True) if lead is not None
+            ]  # fmt: skip
+            if len(parts) < 2 or parts[0] != parts[1] or parts[0][1] != self.num_edges:
+                raise Refused(f'{node.target} mixes edges')
         return self.program.view(self._same(node), self._trailing(node))
 
     @_reads(aten.expand.default)
@@ -648,7 +699,8 @@ class Parser:
             dims = [dims]
         if not dims:
             dims = list(range(rank))
-        if self._is_on_edges(node) and any(k % rank == 0 for k in dims):
+        lead = self._edge_dim(args[0]) or 0
+        if self._is_on_edges(node) and any(k % rank == lead for k in dims):
             raise Refused('a reduction over edges')
         places = [self._dim(k, node) for k in dims]
         out = program.reduce(_REDUCTIONS.get(target, 'sum'), x, places)

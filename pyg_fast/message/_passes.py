@@ -152,10 +152,14 @@ class Passes:
         self.wanted = [each.at for each in plan.inputs]
         if tail is not None:
             self.wanted += [at for at in (tail.weight, tail.bias) if at is not None]
-        self.reads = [
-            (at, *prologue[at].attrs)
+        loads = {
+            at: prologue[at].attrs
             for at in prologue.reachable(self.wanted) if prologue[at].op == 'load'
-        ]  # fmt: skip
+        }  # fmt: skip
+        # Of inputs: position, role and name. And of those that the message gathers from itself, and
+        # that must have a row for each node: position and end of the edge.
+        self.reads = [(at, (attrs[0], *attrs[2:])[-1], attrs[1]) for at, attrs in loads.items()]
+        self.gathers = [(at, attrs[0]) for at, attrs in loads.items() if attrs[2:]]
         self.prologue = Prologue(prologue, self.wanted)
         self.after = None if plan.rows is None else AfterReductions(plan.rows)
         self.acc: torch.dtype = getattr(torch, plan.acc)

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -278,7 +279,7 @@ class _Region:
 
     def _is_input(self, node: Node) -> bool:
         """Whether values that vary per edge or destination start here."""
-        inputs = _markers.gather, _markers.edge, _markers.node
+        inputs = _markers.gather, _markers.edge, _markers.node, _markers.sources, _markers.ends
         if node is self.index or node in self.integers:
             return True
         return node not in self.looked_up and any(_is(node, each) for each in inputs)
@@ -415,6 +416,8 @@ class _Region:
                 kinds.append(kind)
                 place = graph.placeholder(f'input_{len(inputs)}')
                 copies[node] = graph.call_function(_ops.lift.default, (place, edges, *kind))
+            elif _is(node, _markers.sources) or _is(node, _markers.ends):
+                copies[node] = self._ends(graph, node, edges)
             elif self._is_input(node):
                 x, _, *given = node.args
                 own = 'row' if _is(node, _markers.node) else 'edge'
@@ -448,6 +451,14 @@ class _Region:
             end = graph.call_function(_ops.end.default, (ends[0],))
         graph.output((end,))
         return graph, inputs, kinds
+
+    def _ends(self, graph: FxGraph, node: Node, edges: Node) -> Node:
+        """The sources of the edges, or both ends."""
+        if node.args[1] is not self.index:
+            raise Refused('the ends of other edges')
+        if _is(node, _markers.sources):
+            return graph.call_function(_ops.source.default, (edges,))
+        return graph.call_function(_ops.edge_index.default, (edges, node.args[2]))
 
     def _number(self, value: object, num_edges: Node, num_nodes: Node, fixed: set[str]) -> Argument:
         """A number of the graph that is a node: a size, or a number that a guard fixes."""
@@ -521,6 +532,10 @@ def _replace(
         _find_invalid(graph, region.csr[0]),
     ]  # fmt: skip
     read = {at: _fake_of(inputs[places[role, name]]) for at, role, name in passes.reads}
+    for at, role in passes.gathers:
+        count = _fake_of(region.num_src if role == 'src' else region.num_dst)
+        if not statically_known_true(read[at].shape[0] == count):
+            raise Refused('message gathers from what has no row for each node')
     # The mode of gradients is that of the graph, not that in which it is compiled.
     trains = any(_fake_of(node).requires_grad for node in aggregates)
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)

@@ -9,8 +9,10 @@ from torch import Tensor
 from ._ir import DST, Program, Refused
 
 # Operations that read several edges, and the reduction of those that passes compute.
-_REDUCES = {'rowsum': 'sum', 'rowmean': 'mean', 'rowmax': 'max', 'rowmin': 'min'}
-ACROSS_EDGES = {*_REDUCES, 'degree', 'index'}
+REDUCES = {'rowsum': 'sum', 'rowmean': 'mean', 'rowmax': 'max', 'rowmin': 'min'}
+ACROSS_EDGES = {*REDUCES, 'degree', 'index', 'source'}
+# Operations whose results vary by edge.
+_OF_EDGES = {'keep', 'softmax', 'index', 'source'}
 
 
 class Reduced(NamedTuple):
@@ -62,14 +64,14 @@ def split_rows(
         op, args, attrs, shape, dtype = program[at]
         if at in places:
             stack.pop()
-        elif op in _REDUCES and attrs:
+        elif op in REDUCES and attrs:
             raise Refused('aggregate returns what is not finite where no edge ends')
-        elif op in _REDUCES:
-            k = reduced.setdefault(Reduced(args[0], _REDUCES[op]), len(reduced))
+        elif op in REDUCES:
+            k = reduced.setdefault(Reduced(args[0], REDUCES[op]), len(reduced))
             places[at] = rows.add('load', (), ('reduced', k), shape, dtype, DST)
         elif op == 'degree':
             places[at] = rows.add('load', (), ('degree', 0), shape, dtype, DST)
-        elif op in ('keep', 'softmax', 'index') or (op == 'load' and attrs[0] in ('src', 'edge')):
+        elif op in _OF_EDGES or (op == 'load' and attrs[0] in ('src', 'edge')):
             raise Refused('aggregate returns what varies by edge, or drops out after a reduction')
         elif missing := [arg for arg in args if arg not in places]:
             stack += missing

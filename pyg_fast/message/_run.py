@@ -18,6 +18,7 @@ from ..sparse.operator import SparseOperator
 from . import _blocks
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
+from ._fallback import BySize
 from ._gradients import cotangents_of
 from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows
 from ._passes import Pass, Passes
@@ -459,6 +460,8 @@ def run(
     hoists = passes.prologue.ends if needs is not None else ()
     transpose = needs is not None and passes.backward(needs).needs_transpose
     graph = graph_of(SRC in hoists or transpose)
+    if passes.gathers:
+        _check_rows(passes, read, graph)
     values = passes.prologue(read, graph if hoists else None)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     pairs = zip(values, plan.inputs, strict=False)
@@ -474,6 +477,15 @@ def run(
     else:
         outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
     return finish_results(passes, outs, values, read_after(passes, args, named), graph.rowptr)
+
+
+def _check_rows(passes: Passes, read: dict[int, Tensor], graph: Graph) -> None:
+    """Raises :class:`BySize` if the message gathers from what has not a row for each node."""
+    for at, role in passes.gathers:
+        rows, count = read[at].size(0), graph.num_src if role == 'src' else graph.num_dst
+        if rows != count:
+            end = 'sources' if role == 'src' else 'destinations'
+            raise BySize(f'message gathers from {rows} rows by the indices of {count} {end}')
 
 
 def read_after(

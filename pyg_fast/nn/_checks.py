@@ -65,8 +65,10 @@ OF_GRAPH = {
     'index', 'edge_index', 'edge_index_i', 'edge_index_j', 'adj_t', 'ptr', 'size', 'size_i',
     'size_j', 'dim_size',
 }  # fmt: skip
-# What a message may take, and not read: it would mix edges.
-STRUCTURE = OF_GRAPH - OF_SOFTMAX
+# What a message may take to gather rows of nodes.
+OF_GATHERS = {'edge_index', 'edge_index_j'}
+# What a message may take, and not read.
+STRUCTURE = OF_GRAPH - OF_SOFTMAX - OF_GATHERS
 METHODS = ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward')
 
 # Layers whose `message` sets an attribute for `return_attention_weights` only: by `message`, their
@@ -250,6 +252,18 @@ def why_never_message(
     return why_not_aggregation(aggr) if cls.aggregate is MessagePassing.aggregate else None
 
 
+def forwards_propagate(cls: type[MessagePassing]) -> bool:
+    """Whether a class overrides `propagate` by one that calls `super().propagate`, and that is
+    PyG's. What else it does with arguments and results does not matter."""
+    replaced = [base.__dict__['propagate'] for base in cls.__mro__ if 'propagate' in base.__dict__]
+    own = replaced[: replaced.index(MessagePassing.propagate)]
+    codes = [getattr(function, '__code__', None) for function in own]
+    return len(codes) > 0 and all(
+        code is not None and '__class__' in code.co_freevars and 'propagate' in code.co_names
+        for code in codes
+    )
+
+
 def captures_aggregate(conv: MessagePassing) -> bool:
     """Whether the `aggregate` of a layer is captured with its message: the layer's own, or a sum
     weighted by a softmax."""
@@ -260,30 +274,44 @@ def captures_aggregate(conv: MessagePassing) -> bool:
 def why_not_arguments(conv: MessagePassing) -> str | None:
     """The reason if a method reads an argument that kernels do not provide, or None."""
     signature = conv.inspector.get_signature
-    methods = ['message']
-    if type(conv).aggregate is not MessagePassing.aggregate:
-        methods.append('aggregate')
-    for method in methods:
-        read = _read_names(getattr(getattr(conv, method), '__code__', None))
-        for name in signature(method).param_dict:
-            if name in STRUCTURE and name in read:
+    for method, names in _names_of_graph(conv).items():
+        for name in names:
+            if name in STRUCTURE:
                 return f"'{method}' reads '{name}'"
     for name in signature('update').param_dict:
-        if name in STRUCTURE or name in OF_SOFTMAX or name[-2:] in ('_i', '_j'):
+        if name in OF_GRAPH or name[-2:] in ('_i', '_j'):
             return f"'update' reads '{name}'"
     return None
 
 
+def _names_of_graph(conv: MessagePassing) -> dict[str, list[str]]:
+    """The arguments for the graph that `message` and the layer's own `aggregate` read."""
+    methods = ['message']
+    if type(conv).aggregate is not MessagePassing.aggregate:
+        methods.append('aggregate')
+    found = {}
+    for method in methods:
+        read = _read_names(getattr(getattr(conv, method), '__code__', None))
+        named = conv.inspector.get_signature(method).param_dict
+        found[method] = [name for name in named if name in read]
+    return found
+
+
+def reads_of_graph(conv: MessagePassing) -> set[str]:
+    """The arguments for the graph that `message` or the layer's own `aggregate` reads."""
+    return set().union(*_names_of_graph(conv).values())
+
+
 def _read_names(code: CodeType | None) -> frozenset[str]:
-    """The arguments for the structure that code reads, and perhaps some that it does not."""
+    """The arguments for the graph that code reads, and perhaps some that it does not."""
     if code is None or not {'locals', 'vars', 'dir', 'eval', 'exec'}.isdisjoint(code.co_names):
-        return frozenset(STRUCTURE)
+        return frozenset(OF_GRAPH)
     own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found = {name for name in STRUCTURE if name not in own}  # A decorated function.
+    found = {name for name in OF_GRAPH if name not in own}  # A decorated function.
     for each in dis.get_instructions(code):
         if any(kind in each.opname for kind in ('FAST', 'DEREF', 'CELL', 'CLOSURE')):
             names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-            found.update(STRUCTURE.intersection(names))
+            found.update(OF_GRAPH.intersection(names))
     return frozenset(found)
 
 

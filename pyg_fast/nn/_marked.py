@@ -19,7 +19,8 @@ from ..message import _markers
 from ..sparse.graph import Graph
 from ._reduce import combined
 
-_STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
+# Arguments that are numbers of nodes, of one end of each edge or of both.
+INDICES = ('index', 'edge_index', 'edge_index_i', 'edge_index_j')
 
 
 class Arguments(NamedTuple):
@@ -29,7 +30,7 @@ class Arguments(NamedTuple):
     signatures: tuple[Signature, Signature | None, Signature, str]
     refused: str | None
     other: dict[str, None]  # placeholders, which neither reads
-    structure: tuple[str, ...]  # for a softmax, or an aggregation
+    structure: tuple[str, ...]  # for a softmax, gathers, or an aggregation; perhaps the flow
     ends: tuple[tuple[tuple[str, str], str, int, object], ...]  # key, name, dimension, default
     rest: tuple[tuple[str, object], ...]
     update: tuple[tuple[str, object], ...]
@@ -38,6 +39,8 @@ class Arguments(NamedTuple):
     rows: tuple[tuple[str, object], ...] = ()
     of_message: tuple[str, ...] = ()
     of_aggregate: tuple[str, ...] = ()
+    gathers: bool = False  # whether message or aggregate may gather by numbers of nodes
+    reads_sources: bool = False  # whether it reads those of sources
 
 
 class Marks(NamedTuple):
@@ -66,15 +69,20 @@ def propagate(
     edges = list_of(edge_index)
     index = edges[0], edges[1]
     sizes = [None, None] if size is None else list(size)
-    given = _marked_arguments(conv, marks.arguments, kwargs, index, sizes, i)
+    arguments = marks.arguments
+    given = _marked_arguments(conv, arguments, kwargs, index, sizes, i)
     if given is None:
         return None
     num_dst = sizes[i] if sizes[i] is not None else sizes[j]
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     assert num_src is not None
     assert num_dst is not None
-    for name in marks.arguments.structure:
-        given[name] = index[i] if name in _STRUCTURE else num_dst
+    given |= _structure(arguments, edges, index, i, num_dst)
+    reads_sources = arguments.reads_sources or any(
+        role == 'src' and isinstance(given[name], Tensor) for (role, name), *_ in arguments.ends
+    )
+    if not reads_sources:
+        edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
     graph = _graph(edge_index, i == 1, num_src, num_dst)
     csr = [graph.rowptr, graph.col]
     if graph.t_rowptr is not None and graph.t_col is not None:
@@ -82,10 +90,10 @@ def propagate(
     if marks.captures:
         if any(
             kwargs.get(name, default) is inspect.Parameter.empty
-            for name, default in marks.arguments.rows
+            for name, default in arguments.rows
         ):  # fmt: skip
             return None
-        out = _aggregate(conv, marks.arguments, kwargs, index[i], num_dst, given)
+        out = _aggregate(conv, arguments, kwargs, index[i], num_dst, given)
         parts = [out]
         if type(out) in (tuple, list, dict):
             parts = list(out.values() if type(out) is dict else out)
@@ -110,6 +118,20 @@ def propagate(
     return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
 
 
+def _structure(
+    arguments: Arguments, edges: Tensor, ends: tuple[Tensor, Tensor], target: int, num_dst: int
+) -> dict[str, object]:
+    """The arguments of the graph that the message takes."""
+    index = ends[target]
+    found: dict[str, object] = {
+        'index': index, 'edge_index_i': index, 'size_i': num_dst, 'dim_size': num_dst,
+    }  # fmt: skip
+    if arguments.reads_sources:
+        found['edge_index_j'] = _markers.sources(ends[1 - target], index)
+        found['edge_index'] = _markers.ends(edges, index, target == 0)
+    return {name: found[name] for name in arguments.structure if name in found}
+
+
 def _marked_arguments(
     conv: MessagePassing, arguments: Arguments, kwargs: dict[str, object],
     index: tuple[Tensor, Tensor], sizes: list[int | None], target: int,
@@ -117,7 +139,6 @@ def _marked_arguments(
     """The arguments of the message, values of nodes and edges with marks; None where PyG's code
     must run. Notes the numbers of nodes in :obj:`sizes`."""
     given: dict[str, object] = dict(arguments.other)
-    has_source = False
     for (role, argument), name, dim, default in arguments.ends:
         value = kwargs.get(name, default)
         if isinstance(value, (tuple, list)):
@@ -132,20 +153,32 @@ def _marked_arguments(
                 return None
             conv._set_size(sizes, dim, value)
             value = _markers.gather(value, index[dim], role, argument)
-            has_source = has_source or role == 'src'
         elif value is inspect.Parameter.empty:
             return None
         given[argument] = value
-    if not has_source:
+    if sizes == [None, None] or (arguments.reads_sources and sizes[1 - target] is None):
         return None
+    num_dst = sizes[target] if sizes[target] is not None else sizes[1 - target]
+    assert num_dst is not None
     for name, default in arguments.rest:
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             return None
-        if isinstance(value, Tensor) and _is_of_edges(value, index[target].size(0)):
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            value = type(value)([_marked_edge(part, index[target], name) for part in value])
+        elif isinstance(value, Tensor) and _has_rows(value, index[target].size(0)):
             value = _markers.edge(value, index[target], name)
+        elif arguments.gathers and isinstance(value, Tensor) and _has_rows(value, num_dst):
+            value = _markers.node(value, index[target], name)
         given[name] = value
     return given
+
+
+def _marked_edge(value: object, index: Tensor, name: str) -> object:
+    """A value with a mark if it is one of edges."""
+    if isinstance(value, Tensor) and _has_rows(value, index.size(0)):
+        return _markers.edge(value, index, name)
+    return value
 
 
 def _aggregate(
@@ -155,17 +188,21 @@ def _aggregate(
     """What the layer's own `aggregate` returns. Adds its arguments to those of the message."""
     for name, default in arguments.rows:
         value = kwargs.get(name, default)
-        if isinstance(value, Tensor) and _is_of_edges(value, index.size(0)):
-            value = _markers.edge(value, index, name)
-        elif isinstance(value, Tensor) and _is_of_edges(value, num_dst):
-            value = _markers.node(value, index, name)
-        given[name] = value
+        if isinstance(value, Tensor) and not _has_rows(value, index.size(0)):
+            value = _markers.node(value, index, name) if _has_rows(value, num_dst) else value
+        given[name] = _marked_edge(value, index, name)
     message = conv.message(**{name: given[name] for name in arguments.of_message})
     return conv.aggregate(message, **{name: given[name] for name in arguments.of_aggregate})
 
 
-def _is_of_edges(value: Tensor, num_edges: int) -> bool:
-    return value.dim() > 0 and guard_or_false(value.size(0) == num_edges)
+def _has_rows(value: Tensor, count: int) -> bool:
+    return value.dim() > 0 and guard_or_false(value.size(0) == count)
+
+
+def without_sources(edge_index: Tensor, flow: str) -> Tensor:
+    """The edges of a message that reads no source: from each destination to itself. PyG accepts
+    any numbers of sources there."""
+    return list_of(edge_index)[int(flow == 'source_to_target')].expand(2, -1)
 
 
 def _graph(edge_index: Adj, sorts: bool, num_src: int, num_dst: int) -> Graph:

@@ -1,7 +1,7 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
@@ -24,18 +24,21 @@ from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
 from . import _direct
 from ._checks import (
+    OF_GATHERS,
     OF_SOFTMAX,
     REDUCES,
     STRUCTURE,
     captures_aggregate,
+    forwards_propagate,
     parts_of,
     place_of_attention,
+    reads_of_graph,
     why_never_message,
     why_not_arguments,
     why_not_message,
 )
 from ._layer import FusedLayer, edges_for_pyg
-from ._marked import Arguments, Marks
+from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS
 from ._reduce import combined
@@ -306,7 +309,11 @@ def mark(conv: MessagePassing) -> None:
 def why_never(conv: MessagePassing) -> str | None:
     """Why PyG's code would run for every input of a layer, of ours or not yet."""
     cls, reads = type(conv), why_not_arguments(conv)
-    replaced = cls._fused_replaced() if issubclass(cls, FusedPropagate) else cls.propagate
+    replaced: Callable[..., object] = cls.propagate
+    if issubclass(cls, FusedPropagate):
+        replaced = cls._fused_replaced()
+    elif forwards_propagate(cls) and conv.flow == 'source_to_target':
+        replaced = _PYTHON_PROPAGATE
     return why_never_message(conv, conv.aggr_module, reads, replaced)
 
 
@@ -355,23 +362,28 @@ def _arguments(conv: MessagePassing) -> Arguments:
     structure, ends = [], []
     rest: list[tuple[str, object]] = []
     rows: list[tuple[str, object]] = []
+    reads = reads_of_graph(conv)
     of_message = message.param_dict
     of_aggregate = {} if captured is None else captured.param_dict
     for name, param in {**of_aggregate, **of_message}.items():
-        if name == 'ptr' or name in STRUCTURE:  # The softmax takes the index.
+        unread = name in STRUCTURE or (name in OF_GATHERS and name not in reads)
+        if unread or name == 'ptr':  # The softmax takes the index.
             fixed[name] = None
-        elif name in OF_SOFTMAX:
+        elif name in OF_SOFTMAX or name in OF_GATHERS:
             structure.append(name)
         elif name[-2:] in ('_i', '_j'):
             dim = j if name[-2:] == '_j' else i
             ends.append((('src' if dim == j else 'dst', name), name[:-2], dim, param.default))
         else:
             (rest if name in of_message else rows).append((name, param.default))
+    if flow == 'target_to_source' and 'edge_index' in structure:
+        structure.append(flow)
     found = Arguments(
         (message, captured, update, flow), why_not_arguments(conv), fixed, tuple(structure),
         tuple(ends), tuple(rest),
         tuple((name, param.default) for name, param in update.param_dict.items()), tuple(rows),
-        tuple(of_message), tuple(of_aggregate),
+        tuple(of_message), tuple(of_aggregate), not reads.isdisjoint(INDICES),
+        not OF_GATHERS.isdisjoint(structure),
     )  # fmt: skip
     conv.__dict__['_fused_arguments'] = found
     return found
@@ -389,6 +401,8 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         raise Fallback(reason)
     inputs, other, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
     inputs = _unwritten(conv, inputs)
+    if not names.reads_sources and not any(role == 'src' for role, _ in inputs):
+        edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry(
@@ -441,6 +455,44 @@ def _collect(
     num_edges, node_dim = edge_index.size(1), conv.node_dim
     other: dict[str, object] = dict(names.other)
     inputs: _Inputs = {}
+    _collect_ends(conv, kwargs, names, inputs, other, sizes)
+    source = 0 if conv.flow == 'source_to_target' else 1
+    # PyG accepts any numbers of sources where the message gathers no input of them.
+    if names.reads_sources and sizes[source] is None:
+        raise Fallback("message reads 'edge_index_j' of an unknown number of sources: give `size`")
+    for name, default in names.rest:
+        value = kwargs.get(name, default)
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
+            inputs['edge', name] = value
+        elif isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            other[name] = _collect_parts(inputs, name, value, num_edges)
+        elif value is inspect.Parameter.empty:
+            raise Fallback(f"'{name}' is missing")
+        else:
+            other[name] = value
+    order = sizes[::-1] if conv.flow == 'source_to_target' else sizes  # destinations first
+    given = [count for count in order if count is not None]
+    if not given:
+        raise Fallback('no input of nodes')
+    num_dst, num_src = given[0], given[-1]
+    if names.gathers:
+        tensors = {name: x for name, x in other.items() if isinstance(x, Tensor) and x.dim() > 0}
+        for name, x in tensors.items():
+            if x.size(0) == num_dst and not -x.dim() < node_dim != 0:
+                inputs['row', name] = x
+                del other[name]
+    _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
+    if not inputs:
+        raise Fallback('no input of nodes or edges')
+    check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
+    return inputs, other, (num_src, num_dst)
+
+
+def _collect_ends(
+    conv: MessagePassing, kwargs: dict[str, object], names: Arguments, inputs: _Inputs,
+    other: dict[str, object], sizes: list[int | None],
+) -> None:  # fmt: skip
+    """Adds the arguments of the ends of edges, and notes the numbers of nodes in `sizes`."""
     for key, base, dim, default in names.ends:
         value = kwargs.get(base, default)
         if isinstance(value, (tuple, list)):
@@ -451,28 +503,22 @@ def _collect(
             value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
         if isinstance(value, Tensor):
             _note_size(conv, sizes, dim, value)
-            if node_dim not in (0, -value.dim()):
-                value = value.movedim(node_dim, 0)
+            if conv.node_dim not in (0, -value.dim()):
+                value = value.movedim(conv.node_dim, 0)
             inputs[key] = value
         elif value is inspect.Parameter.empty:
             raise Fallback(f"'{key[1]}' is missing")
         else:
             other[key[1]] = value
-    if not any(role == 'src' for role, _ in inputs):  # PyG accepts any numbers of sources then.
-        raise Fallback('message reads no source')
-    for name, default in names.rest:
-        value = kwargs.get(name, default)
-        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
-            inputs['edge', name] = value
-        elif value is inspect.Parameter.empty:
-            raise Fallback(f"'{name}' is missing")
-        else:
-            other[name] = value
-    order = sizes[::-1] if conv.flow == 'source_to_target' else sizes  # destinations first
-    given = [count for count in order if count is not None]
-    if not given:
-        raise Fallback('no input of nodes')
-    num_dst, num_src = given[0], given[-1]
+
+
+def _collect_rows(
+    node_dim: int, kwargs: dict[str, object], names: Arguments, inputs: _Inputs,
+    other: dict[str, object], sizes: tuple[int, int],
+) -> None:  # fmt: skip
+    """Adds the arguments that an `aggregate` alone takes; `sizes` are the numbers of edges and of
+    destinations."""
+    num_edges, num_dst = sizes
     for name, default in names.rows:
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
@@ -486,8 +532,18 @@ def _collect(
                 inputs['row', name] = rows
                 continue
         other[name] = value
-    check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
-    return inputs, other, (num_src, num_dst)
+
+
+def _collect_parts(
+    inputs: _Inputs, name: str, parts: Sequence[object], num_edges: int
+) -> tuple[object, ...] | list[object]:
+    """Adds the tensors of edges of a tuple or list to the inputs, as `name.0`, `name.1` and so on;
+    returns the others, and None in their places."""
+    rest = list(parts)
+    for k, part in enumerate(parts):
+        if isinstance(part, Tensor) and part.dim() > 0 and part.size(0) == num_edges:
+            inputs['edge', f'{name}.{k}'], rest[k] = part, None
+    return tuple(rest) if isinstance(parts, tuple) else rest
 
 
 def _unwritten(conv: MessagePassing, inputs: _Inputs) -> _Inputs:
@@ -536,6 +592,18 @@ def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: o
             raise Fallback('sizes that differ')
 
 
+class _FusedBelow(FusedPropagate, MessagePassing):
+    """What stands after a class whose own `propagate` calls `super().propagate`, which is then
+    fused."""
+
+    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
+        if self.flow == 'source_to_target':
+            return super().propagate(edge_index, size, **kwargs)
+        # Of a pair PyG's Python code takes the second for sources then.
+        self._fused_note('its propagate is overridden')
+        return _PYTHON_PROPAGATE(self, edges_for_pyg(edge_index), size, **kwargs)
+
+
 _classes: dict[type, type[FusedPropagate]] = {}
 # What stands before a class whose kernels need more than its message.
 MIXINS: dict[type, type] = {}
@@ -551,6 +619,8 @@ def fused_class(base: type) -> type[FusedPropagate]:
             '_set_jittable_templates': FusedMessagePassing._set_jittable_templates,
         }
         bases = MIXINS.get(base, FusedPropagate), base
+        if forwards_propagate(base):
+            bases = base, _FusedBelow
         _classes[base] = type(f'Fused{base.__name__}', bases, body)
     return _classes[base]
 

@@ -1,0 +1,129 @@
+"""Messages of batches of features `[B, N, F]`, of which the edges are not the first dimension."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+import pyg_fast
+from tests._report import why_pygs
+
+E, F = 300, 8
+
+
+class Layer(MessagePassing):
+    def __init__(self, node_dim: int, aggr: str) -> None:
+        super().__init__(aggr=aggr, node_dim=node_dim)
+        self.both, self.one = torch.nn.Linear(2 * F, F), torch.nn.Linear(F, F, bias=False)
+        self.norm = torch.nn.LayerNorm(F)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+
+class Map(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.both(torch.cat([x_i, x_j], -1)).relu()
+
+
+class Matrices(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.softmax(x_i @ self.one.weight, -1) * torch.matmul(x_j, self.one.weight)
+
+
+class Sunk(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.one(torch.relu(self.both(torch.cat([x_i, x_j], dim=-1))))
+
+
+class Score(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        score = (x_i * x_j).sum(-1, keepdim=True) + x_i.amax(-1, keepdim=True)
+        return torch.sigmoid(score) * x_j * edge_attr
+
+
+class Heads(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        q, k = (x.view(*x.shape[:-1], 2, F // 2) for x in (x_i, x_j))
+        return (k * q.mean(-1, keepdim=True)).flatten(-2)
+
+
+class Chunks(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        one, other = x_j.chunk(2, -1)
+        return torch.cat([one * x_i[..., :4], other.tanh()], -1)
+
+
+class Norm(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.norm(x_j - x_i)
+
+
+class AcrossBatch(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_i * x_j.mean(0, keepdim=True) + x_j[0]
+
+
+class MixesEdges(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j - x_j.mean(-2, keepdim=True)
+
+
+class Merges(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.flatten(0, 1).view(x_j.size(1), x_j.size(0), F).transpose(0, 1)
+
+
+class Shifts(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.cat([x_j[:, 1:], x_j[:, :1]], 1)
+
+
+class Joins(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.cat([x_i, x_j], 1)[:, : x_j.size(1)]
+
+
+def check(conv: Layer, num_parts: int, num_nodes: int, *more: int) -> str:
+    """Compares results and gradients; returns why PyG's code ran."""
+    torch.manual_seed(0)
+    theirs = conv.double()
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    x = torch.randn(num_parts, num_nodes, *more, F, dtype=torch.float64, requires_grad=True)
+    source, step = torch.randint(num_nodes, (E,)), torch.randint(1, num_nodes, (E,))
+    edge_index = torch.stack([source, (source + step) % num_nodes])  # without self-loops
+    weight = torch.randn(E, *(1 for _ in more), 1, dtype=torch.float64, requires_grad=True)
+    found = []
+    for layer in (theirs, ours):
+        out = layer(x, edge_index, weight)
+        leaves = [x, weight, *layer.parameters()]
+        total = (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum()
+        grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        found.append([out, *grads])
+    torch.testing.assert_close(found[1], found[0])
+    return why_pygs(ours)
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'max', 'mean'])
+@pytest.mark.parametrize('cls', [Map, Matrices, Score, Heads, Chunks, Norm, AcrossBatch])
+def test_taken(cls: type[Layer], aggr: str) -> None:
+    for sizes in ((3, 50), (1, 50), (50, 50), (2, E)):
+        assert check(cls(-2, aggr), *sizes) == ''
+
+
+@pytest.mark.parametrize('cls', [Map, Matrices, Score])
+def test_four_dimensions(cls: type[Layer]) -> None:
+    assert check(cls(-3, 'sum'), 3, 50, 2) == ''
+
+
+def test_map_of_computed_values() -> None:
+    """It runs over blocks of edges."""
+    assert 'runs over blocks' in check(Sunk(-2, 'sum'), 3, 50)
+
+
+@pytest.mark.parametrize('cls', [MixesEdges, Merges, Shifts, Joins])
+def test_refused(cls: type[Layer]) -> None:
+    for sizes in ((3, 50), (2, E)):
+        assert check(cls(-2, 'sum'), *sizes) != ''
