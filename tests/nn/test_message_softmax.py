@@ -258,7 +258,7 @@ def test_aggregations(aggr: Any, device: torch.device) -> None:
     theirs = SimpleConv(copy.deepcopy(aggr)).double().to(device)
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
     compared((ours, theirs), torch.randn(N, F, dtype=torch.float64, device=device), graph(device))
-    assert bool(why_pygs(ours)) == getattr(aggr, 'semi_grad', False)
+    assert why_pygs(ours) == ''
 
 
 def test_dropout(device: torch.device) -> None:
