@@ -25,12 +25,12 @@ from ._operators import (
     aten,
 )
 from ._rows import ACROSS_EDGES
+from ._softmax import softmax_of
 
 # Sentinel sizes for E and N: tracing twice reveals constants derived from them.
 EDGES = (1_000_003, 3_000_017)
 NODES = (999_983, 99_991)
 _M = TypeVar('_M', bound=Callable[..., int | list[int | None]])
-_MAX_EPSILON = 1e-12  # that a softmax adds to its sums
 
 
 _Positions: TypeAlias = int | list[int | None]  # of the result of an operator, or of several
@@ -405,45 +405,6 @@ class Parser:
         at_padding = program.pointwise('eq', which, place)
         return program.pointwise('where', at_padding, program.detach(out), out)
 
-    def _softmax(self, a: int, b: int) -> int | None:
-        """The softmax over the edges of each destination, if the quotient `a / b` is that of
-        :func:`torch_geometric.utils.softmax`; also under ``torch.no_grad``."""
-        program = self.program
-        frozen = all(program[self._strip_casts(at)].op == 'detach' for at in (a, b))
-        out = self._quotient_of_softmax(a, b, ['detach'] if frozen else [])
-        return program.detach(out) if frozen and out is not None else out
-
-    def _quotient_of_softmax(self, a: int, b: int, through: list[str]) -> int | None:
-        program = self.program
-        b = self._strip_casts(b, *through)
-        if program[b].op == 'add':
-            b, little = program[b].args
-            if program[little].op != 'const' or not 0 <= number(program[little]) < _MAX_EPSILON:
-                return None
-            b = self._strip_casts(b, *through)
-        numerator = self._strip_casts(a, *through)
-        top = program[numerator]
-        if program[b].op != 'rowsum':
-            return None
-        if self._strip_casts(program[b].args[0], *through) != numerator or top.op != 'exp':
-            return None
-        shifted = program[self._strip_casts(top.args[0], *through)]
-        if shifted.op != 'sub':
-            return None
-        # A softmax has the same gradient with a maximum that is detached.
-        score, most = shifted.args[0], self._strip_casts(shifted.args[1], 'detach')
-        if program[most].op != 'rowmax':
-            return None
-        of, score_of = (self._strip_casts(at, 'detach') for at in (program[most].args[0], score))
-        if of != score_of or (not through and score_of != self._strip_casts(score)):
-            return None
-        return program.add('softmax', (score,), (), program[score].shape, top.dtype, EDGE)
-
-    def _strip_casts(self, at: int, *others: str) -> int:
-        while self.program[at].op in ('cast', *others):
-            (at,) = self.program[at].args
-        return at
-
     @_reads(
         aten.full.default, aten.scalar_tensor.default, aten.full_like.default,
         aten.zeros_like.default, aten.ones_like.default,
@@ -501,7 +462,7 @@ class Parser:
             if op not in BOOLEAN:
                 raise Refused('arithmetic of bool')
             a, b = self._comparable(a, b), self._comparable(b, a)
-        softmax = self._softmax(a, b) if op == 'div' else None
+        softmax = softmax_of(program, a, b) if op == 'div' else None
         if softmax is not None:
             return self._match_shape(program.cast(softmax, dtype), node)
         return self._match_shape(program.pointwise(op, a, b, dtype=dtype), node)

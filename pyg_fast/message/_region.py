@@ -410,18 +410,10 @@ class _Region:
             value = _fake_of(node)
             if node is self.index:
                 copies[node] = graph.call_function(_ops.index.default, (edges,))
-            elif node in self.integers:
-                kind = 'edge', f'{node.name} {len(inputs)}'
-                inputs.append(node)
-                kinds.append(kind)
-                place = graph.placeholder(f'input_{len(inputs)}')
-                copies[node] = graph.call_function(_ops.lift.default, (place, edges, *kind))
             elif _is(node, _markers.sources) or _is(node, _markers.ends):
                 copies[node] = self._ends(graph, node, edges)
             elif self._is_input(node):
-                x, _, *given = node.args
-                own = 'row' if _is(node, _markers.node) else 'edge'
-                role, name = given if len(given) == 2 else (own, *given)
+                x, role, name = self._input(node)
                 kind = role, f'{name} {len(inputs)}'
                 inputs.append(x)
                 kinds.append(kind)
@@ -451,6 +443,15 @@ class _Region:
             end = graph.call_function(_ops.end.default, (ends[0],))
         graph.output((end,))
         return graph, inputs, kinds
+
+    def _input(self, node: Node) -> tuple[Node, str, str]:
+        """The tensor of an input, its role and its name."""
+        if node in self.integers:
+            return node, 'edge', node.name
+        args: Any = node.args
+        if _is(node, _markers.gather):
+            return args[0], args[2], args[3]
+        return args[0], 'row' if _is(node, _markers.node) else 'edge', args[2]
 
     def _ends(self, graph: FxGraph, node: Node, edges: Node) -> Node:
         """The sources of the edges, or both ends."""

@@ -94,19 +94,7 @@ def propagate(
         ):  # fmt: skip
             return None
         out = _aggregate(conv, arguments, kwargs, index[i], num_dst, given)
-        parts = [out]
-        if type(out) in (tuple, list, dict):
-            parts = list(out.values() if type(out) is dict else out)
-        if not all(isinstance(x, Tensor) for x in parts):
-            return out
-        results = [
-            _markers.rows(
-                x, index[i], num_src, num_dst, str(k), csr, graph.perm, graph.t_perm, parts
-            ) for k, x in enumerate(parts)
-        ]  # fmt: skip
-        if type(out) is dict:
-            return dict(zip(out, results, strict=True))
-        return type(out)(results) if type(out) in (tuple, list) else results[0]
+        return _marked_results(out, index[i], num_src, num_dst, csr, graph)
     message = conv.message(**given)
     if conv.node_dim not in (0, -message.dim()):
         return None
@@ -116,6 +104,24 @@ def propagate(
         ) for reduce in marks.reduces
     ]  # fmt: skip
     return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
+
+
+def _marked_results(
+    out: Any, index: Tensor, num_src: int, num_dst: int, csr: list[Tensor], graph: Graph
+) -> Any:
+    """What an `aggregate` returned, each of its tensors with a mark."""
+    parts = [out]
+    if type(out) in (tuple, list, dict):
+        parts = list(out.values() if type(out) is dict else out)
+    if not all(isinstance(x, Tensor) for x in parts):
+        return out
+    results = [
+        _markers.rows(x, index, num_src, num_dst, str(k), csr, graph.perm, graph.t_perm, parts)
+        for k, x in enumerate(parts)
+    ]
+    if type(out) is dict:
+        return dict(zip(out, results, strict=True))
+    return type(out)(results) if type(out) in (tuple, list) else results[0]
 
 
 def _structure(
