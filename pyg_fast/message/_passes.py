@@ -302,11 +302,8 @@ class Passes:
         """The gradient of a row, for each row of a small table zero but for that of the edge; None
         for other tables, whose gradients are summed after the pass."""
         program, count = self.gradients.program, self.plan.inputs[k].shape[0]
-        (lookup,) = [
-            each for each, value in enumerate(self.plan.message.values)
-            if value.op == 'lookup' and value.attrs[1] == k
-        ]  # fmt: skip
-        (index,), wraps = self.plan.message[lookup].args, self.plan.message[lookup].attrs[-1]
+        lookup = self.plan.lookup(k)
+        (index,), wraps = lookup.args, lookup.attrs[-1]
         shape = program[at].shape
         if count > _FEW_ROWS or wraps or self.plan.message[index].shape:
             return None

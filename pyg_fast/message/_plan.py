@@ -6,7 +6,18 @@ from typing import NamedTuple
 
 from ._capture import CapturedMessage
 from ._fold import fold_message, fold_score, maps_edge_features
-from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float, promote_dtypes
+from ._ir import (
+    DST,
+    EDGE,
+    PARAM,
+    POINTWISE,
+    SRC,
+    Program,
+    Refused,
+    Value,
+    is_float,
+    promote_dtypes,
+)
 from ._rows import Reduced, RowPart
 
 # Kernels map features of an edge up to this many, and on CUDA with up to so many products; wider
@@ -68,6 +79,11 @@ class Plan(NamedTuple):
     softmaxes: tuple[int, ...] = ()
     in_blocks: bool = False
     rows: RowPart | None = None
+
+    def lookup(self, k: int) -> Value:
+        """The operation that reads the rows of the table that is input `k`."""
+        (out,) = (each for each in self.message.values if each.attrs[:2] == ('table', k))
+        return out
 
     @property
     def num_written(self) -> int:

@@ -212,11 +212,8 @@ def compute_gradients(
 
 def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Tensor:
     """The gradient of a table, of that of each edge; in a fixed order."""
-    message = plan.message
-    (lookup,) = [
-        value for value in message.values if value.op == 'lookup' and value.attrs[1] == k
-    ]
-    index, count = _values_of_index(message, lookup.args[0], inputs), plan.inputs[k].shape[0]
+    lookup, count = plan.lookup(k), plan.inputs[k].shape[0]
+    index = _values_of_index(plan.message, lookup.args[0], inputs)
     if lookup.attrs[-1]:
         index = torch.where(index < 0, index + count, index)
     return torch.ops.aten.embedding_dense_backward.default(
