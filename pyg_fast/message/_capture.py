@@ -95,9 +95,11 @@ def backend(graph: GraphModule, examples: list[object]) -> Callable[..., tuple[o
     outs: Any = output.args[0]
     (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
     place, writes = outs.index(message), [node for node in outs if node is not message]
-    if len(writes) != request.num_writes:
-        _check_attributes(writes, request.owner)
     kept = [] if request.num_writes else writes
+    if request.num_writes and len(writes) != request.num_writes:
+        raise Refused(_WRITES)
+    if kept:
+        _check_attributes(kept, request.owner)
     with graph.graph.inserting_before(output):
         ends = [graph.graph.call_function(_ops.write.default, (node,)) for node in kept]
     output.args = ((message, *ends),)
@@ -109,6 +111,9 @@ def backend(graph: GraphModule, examples: list[object]) -> Callable[..., tuple[o
         return (*given[:place], (captured, args), *given[place + 1 :])
 
     return return_message
+
+
+_WRITES = 'message sets an attribute or a global'
 
 
 class Written(NamedTuple):
@@ -123,7 +128,6 @@ def _check_attributes(writes: Sequence[Node], owner: object) -> None:
     Raises:
         Refused: If it does, or Dynamo does not tell what it changes.
     """
-    reason = 'message sets an attribute or a global'
     try:
         effects = InstructionTranslator.current_tx().output.side_effects
         changed = [each for each in effects.id_to_variable.values() if effects.is_modified(each)]
@@ -132,15 +136,15 @@ def _check_attributes(writes: Sequence[Node], owner: object) -> None:
             for each in changed if not isinstance(each, TensorVariable)
         }
     except Exception as error:  # Dynamo's own, of what it cannot tell.
-        raise Refused(reason) from error
-    if any(each is not owner for each in mutations) or not isinstance(owner, torch.nn.Module):
-        raise Refused(reason)
+        raise Refused(_WRITES) from error
+    if mutations.keys() != {owner} or not isinstance(owner, torch.nn.Module):
+        raise Refused(_WRITES)
     own = [value for value in mutations[owner].values() if isinstance(value, TensorVariable)]
     if {value.as_proxy().node for value in own} != set(writes):
-        raise Refused(reason)
+        raise Refused(_WRITES)
     registered = owner._parameters.keys() | owner._buffers.keys() | owner._modules.keys()
     if not registered.isdisjoint(mutations[owner]):
-        raise Refused(reason)
+        raise Refused(_WRITES)
 
 
 def _traced_code() -> Sequence[CodeType] | None:
@@ -322,9 +326,13 @@ class _Interpreter(torch.fx.Interpreter):
     def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
         super().__init__(graph)
         self.num_edges, self.num_nodes = num_edges, num_nodes
+        self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        # A graph need not turn gradients on again before it ends.
         self.records = True  # whether gradients are on
         self.own: set[object] = set()  # tensors that the message made without them
-        self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
+        return super().run(*args, **kwargs)
 
     def run_node(self, node: Node) -> object:
         if node.target in _MODES:

@@ -537,7 +537,7 @@ class Entry:
         only_read: bool = False,
     ) -> tuple[list[Tensor], str]:  # fmt: skip
         """The aggregated message, for each of `reduces`; or what `aggr` returns, and in which
-        container: `tuple`, `list` or none.
+        container: none, `tuple`, `list`, or `dict` with its keys.
 
         Args:
             function: The message.

@@ -393,10 +393,15 @@ def number(value: Value) -> float:
     return float.fromhex(text) if 'x' in text else float(text)
 
 
+def wrap_rows(index: Tensor, count: int) -> Tensor:
+    """The numbers of rows, of which negative ones count from the end."""
+    return torch.where(index < 0, index + count, index)
+
+
 def look_up_rows(table: Tensor, index: Tensor, wraps: bool) -> Tensor:
     """The rows of a table. Its gradient has a fixed order, also on a GPU."""
     if wraps:
-        index = torch.where(index < 0, index + table.size(0), index)
+        index = wrap_rows(index, table.size(0))
     rows = torch.embedding(table.flatten(1) if table.dim() > 1 else table.view(-1, 1), index)
     return rows.view(*index.shape, *table.shape[1:])
 

@@ -187,25 +187,24 @@ class Passes:
             prologue.leaves(each.at) if load in derived else set()
             for each, load in zip(plan.inputs, self.loads, strict=True)
         ]
-        self.weighted_sum = weighted_sum(plan)
-        # The inputs through which a value that an attribute holds gets a gradient.
+        self.weighted_sum = weighted_sum(plan) if of is None else None
+        # The inputs through which each value that an attribute holds gets a gradient.
+        self.num_written = plan.num_written
         self.written = [
             {message[at].attrs[:2] for at in message.leaves(each.at)}
-            for each in plan.outputs[: plan.num_written]
+            for each in plan.outputs[: self.num_written]
         ]
 
-    def is_written_differentiable(self, k: int, needs: tuple[bool, ...] | None) -> bool:
+    def is_written_differentiable(self, k: int, needs: tuple[bool, ...]) -> bool:
         """Whether a gradient flows through a value that an attribute holds."""
-        pairs = zip(self.loads, needs or (), strict=False)
+        pairs = zip(self.loads, needs, strict=True)
         return any(needed and load in self.written[k] for load, needed in pairs)
 
     @_memoize
     def without(self, unused: tuple[int, ...]) -> 'Passes':
         """The passes of the gradients where these outputs get none."""
         outputs = [each for k, each in enumerate(self.plan.outputs) if k not in unused]
-        passes = Passes(self.plan._replace(outputs=tuple(outputs)), self)
-        passes.weighted_sum = None
-        return passes
+        return Passes(self.plan._replace(outputs=tuple(outputs)), self)
 
     def by_load(self, inputs: Sequence[Tensor]) -> Inputs:
         """The inputs of the kernel by role and number."""
@@ -264,7 +263,7 @@ class Passes:
         passes = self._gradient_passes(needs, local)
         roles = [each.pass_.row_role for each in passes]
         if roles == ['dst', 'src']:
-            used = len(self.plan.inputs) + self.plan.num_written
+            used = len(self.plan.inputs) + self.num_written
             passes = share_edge_values(passes[0], passes[1], used)
         return Backward(local, tuple(passes), 'src' in roles)
 

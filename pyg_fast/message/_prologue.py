@@ -143,7 +143,7 @@ class AfterReductions:
     """Computes what an `aggregate` returns from its reductions."""
 
     def __init__(self, rows: RowPart) -> None:
-        self.container, program = rows.container, rows.program
+        program = rows.program
         self.function = Prologue(program, list(rows.outputs))
         loads = [at for at in program.reachable(rows.outputs) if program[at].op == 'load']
         kinds = {at: program[at].attrs for at in loads}

@@ -229,8 +229,7 @@ class _Region:
         order = order[: self.end]
         # Inputs of edges that are looked up in tables, with the integers by which they are.
         self.looked_up: dict[Node, set[Node]] = {}
-        of_tables = _fake_of(self.index).device.type in _KERNELS_WITH_TABLES
-        for node in order if of_tables else ():
+        for node in order if _fake_of(self.index).is_cuda else ():  # On a CPU torch looks up.
             if _is(node, _markers.edge) and (integers := self._integers_of(node)):
                 self.looked_up[node] = integers
         self.integers = set().union(*self.looked_up.values())
@@ -500,7 +499,6 @@ class _Region:
         node.args = (*node.args[:place], new, *node.args[place + 1 :])
 
 
-_KERNELS_WITH_TABLES = ('cuda',)  # On a CPU torch looks up rows.
 _LOOK_UPS = (torch.nn.functional.embedding, torch.embedding, torch.ops.aten.embedding.default)
 _SUMS = (operator.add, torch.add, operator.iadd, torch.ops.aten.add.Tensor)
 # Functions that take a shape.

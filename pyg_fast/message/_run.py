@@ -20,7 +20,7 @@ from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
 from ._fallback import BySize
 from ._gradients import cotangents_of
-from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows
+from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows, wrap_rows
 from ._passes import Pass, Passes
 from ._plan import Output, Plan, WeightedSum, kernel_reduces
 
@@ -121,7 +121,7 @@ def _used(
 ) -> tuple[Passes, 'Saved', tuple[Tensor, ...]]:  # fmt: skip
     """The passes, what they read, and the gradients, without values of edges that get none: zeros
     of all edges would cost as much."""
-    unused = tuple([k for k in range(passes.plan.num_written) if grads[k] is None])
+    unused = tuple([k for k in range(passes.num_written) if grads[k] is None])
     if unused:
         with suppress(Refused):
             others = passes.without(unused)
@@ -215,7 +215,7 @@ def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Te
     lookup, count = plan.lookup(k), plan.inputs[k].shape[0]
     index = _values_of_index(plan.message, lookup.args[0], inputs)
     if lookup.attrs[-1]:
-        index = torch.where(index < 0, index + count, index)
+        index = wrap_rows(index, count)
     return torch.ops.aten.embedding_dense_backward.default(
         grad.reshape(index.numel(), -1), index.reshape(-1), count, -1, False
     )
@@ -385,8 +385,7 @@ def _run_in_torch(
         if message[at].op == 'load' and message[at].attrs[0] not in DST_ROLES:
             role, k = message[at].attrs
             values[at] = inputs[k].index_select(0, ends[role]) if role in ends else inputs[k]
-    for at in message.reachable([output.at for output in plan.outputs]):
-        if message[at].op == 'lookup':
+        elif message[at].op == 'lookup':
             (index,) = message.evaluate(message[at].args, values)
             _, k, wraps = message[at].attrs
             values[at] = look_up_rows(inputs[k], index, wraps)
@@ -468,12 +467,18 @@ def run(
     elif needs is not None and True in needs:
         only_read = only_read or plan.tail is not None
         outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
-        for k in range(plan.num_written):
+        for k in range(passes.num_written):
             if not passes.is_written_differentiable(k, needs):
                 outs[k] = outs[k].detach()
     else:
         outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
-    return finish_results(passes, outs, values, read_after(passes, args, named), graph.rowptr)
+    after: Sequence[Tensor] = ()
+    if passes.after is not None:
+        after = [
+            args[name] if role == 'param' else named[role, name]
+            for _, role, name in passes.after.reads
+        ]
+    return finish_results(passes, outs, values, after, graph.rowptr)
 
 
 def _check_rows(passes: Passes, read: dict[int, Tensor], graph: Graph) -> None:
@@ -485,14 +490,6 @@ def _check_rows(passes: Passes, read: dict[int, Tensor], graph: Graph) -> None:
             raise BySize(f'message gathers from {rows} rows by the indices of {count} {end}')
 
 
-def read_after(
-    passes: Passes, args: tuple[Tensor, ...], named: dict[tuple[str, str], Tensor]
-) -> list[Tensor]:
-    """What the part of a plan after its reductions reads."""
-    reads = () if passes.after is None else passes.after.reads
-    return [args[name] if role == 'param' else named[role, name] for _, role, name in reads]
-
-
 def finish_results(
     passes: Passes, outs: list[Tensor], values: Sequence[Tensor], after: Sequence[Tensor],
     rowptr: Tensor,
@@ -500,7 +497,7 @@ def finish_results(
     """The aggregated message, from the results of the kernels, the values of the prologue, and what
     the part `after` the reductions reads; then the values of edges that attributes hold."""
     plan = passes.plan
-    written, outs = outs[: plan.num_written], outs[plan.num_written :]
+    written, outs = outs[: passes.num_written], outs[passes.num_written :]
     if plan.tail is not None:
         *others, out = outs
         out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)

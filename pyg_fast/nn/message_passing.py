@@ -414,7 +414,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
             return _graph(conv, edge_index, num_src, num_dst, transpose)
         return _graph(conv, edge_index, num_dst, num_src, True).t()
 
-    captures = captures_aggregate(conv)
+    captures = names.signatures[1] is not None
     parts = [] if captures else parts_of(aggr)
     reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts))
     aggregate = (conv.aggregate, names.of_message, names.of_aggregate) if captures else None

@@ -15,7 +15,7 @@ from torch_geometric.utils import degree, scatter, softmax
 
 import pyg_fast
 from tests._compiled import assert_like_pyg, graph_data
-from tests._report import what_ran, why_pygs
+from tests._report import why_pygs
 from tests.message._expressions import Expression
 
 N, E, C = 12, 70, 6
@@ -309,6 +309,13 @@ class Random(MessagePassing):
         return self.after({**values, 'h': h})
 
 
+# A random result may be an input, no sum, or have no gradient at all.
+REASONS_OF_RANDOM = {
+    '', 'aggregate returns its input, or one tensor twice', 'aggregate reduces no message',
+    'a message whose derivative is zero',
+}  # fmt: skip
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6), reduces=st.lists(st.sampled_from(Random.REDUCES), min_size=1,
@@ -331,4 +338,4 @@ def test_random(seed: int, reduces: list[str], uses_softmax: bool) -> None:
     ]
     assume(all(grad.abs().max() < 1e6 for grad in grads[0]))  # Others magnify rounding.
     torch.testing.assert_close(grads[1], grads[0], equal_nan=True)
-    assert what_ran(fast)
+    assert why_pygs(fast).partition(' (')[0] in REASONS_OF_RANDOM

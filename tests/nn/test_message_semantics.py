@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter
 
 from pyg_fast import accelerate
 from tests._report import why_pygs
@@ -127,6 +128,27 @@ def test_meaning(name: str, device: torch.device) -> None:
     theirs = Layer(MESSAGES[name]).to(device)
     ours = compare(theirs, x, edges(device))
     assert name not in RUN_AS_KERNELS or why_pygs(ours) == ''
+
+
+class SumsWithoutGradients(MessagePassing):
+    """Gradients are off where the captured graph ends, and on for a value of the edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) + self.edges.sum(0)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.edges = x_j * 3
+        return self.edges
+
+    @torch.no_grad()
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return scatter(inputs, index, 0, dim_size)
+
+
+def test_gradients_off_where_the_message_ends(device: torch.device) -> None:
+    x = torch.randn(N, C, device=device)
+    ours = compare(SumsWithoutGradients().to(device), x, edges(device))
+    assert why_pygs(ours) == ''
 
 
 def test_no_grad_message(device: torch.device) -> None:
