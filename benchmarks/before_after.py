@@ -1,19 +1,21 @@
 """The times of two built checkouts on one machine: the cost or the gain of a change.
 
 python -m benchmarks before_after BEFORE [AFTER]          folders with a built pyg_fast
-python -m benchmarks before_after BEFORE --rounds 3 --sizes cora arxiv
+python -m benchmarks before_after BEFORE --rounds 5 --sizes cora arxiv
 
-A process of each tree times every cell; the trees take turns for `rounds` rounds, and the least
-median of a tree counts. Cells use names that both trees have.
+A process of each tree makes every cell; the two take turns to time it, for `rounds` rounds, and
+the least median of a tree counts. Cells use names that both trees have.
 """
+import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
+NAMES = ('before', 'after')
 ROOT = Path(__file__).resolve().parent.parent
 # Nodes, edges, whether sources are skewed.
 SIZES = {
@@ -29,33 +31,59 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _harness.parser('Two built checkouts in turns.')
     parser.add_argument('before', type=Path)
     parser.add_argument('after', type=Path, nargs='?', default=ROOT)
-    parser.add_argument('--rounds', type=int, default=2)
+    parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--sizes', nargs='+', default=list(SIZES)[1:], choices=list(SIZES))
     args = parser.parse_args(argv)
     _harness.start(args)
-    trees = {'before': args.before, 'after': args.after}
-    times: dict[str, dict[str, float]] = {name: {} for name in trees}
-    for _ in range(args.rounds):
-        for name, tree in trees.items():
-            command = [sys.executable, __file__, '--cells', str(tree), args.device, *args.sizes]
-            run = subprocess.run(command, capture_output=True, text=True, cwd=tree)
-            if run.returncode != 0:
-                sys.exit(f'{tree}: {run.stderr[-3000:]}')
-            for cell, value in json.loads(run.stdout.splitlines()[-1]).items():
-                times[name][cell] = min(value, times[name].get(cell, value))
+    trees = {name: Tree(getattr(args, name), args.device, args.sizes) for name in NAMES}
     report = _harness.Report('before-after', args, [
-        f'Before: {args.before}, after: {args.after}. Milliseconds a call; of {args.rounds} '
-        "processes of each tree the least median. Calls run on end, so that the host's time counts "
-        'where kernels are short.'])
-    for size in args.sizes:
+        f'Before: {args.before}, after: {args.after}. Milliseconds a call: of {args.rounds} turns '
+        "of each tree the least median. Calls run on end, so that the host's time counts where "
+        'kernels are short.'])
+    while cell := trees['before'].next_cell():
+        if (other := trees['after'].next_cell()) != cell:
+            sys.exit(f'after has {other} where before has {cell}')
+        times: dict[str, list[float]] = {name: [] for name in NAMES}
+        for turn in range(args.rounds):
+            for name in NAMES if turn % 2 == 0 else NAMES[::-1]:
+                times[name].append(trees[name].time())
+        size, _ = cell.split(': ')
         section = report.section(
             size, width='cell', versus=[_harness.Versus('before', 'after', ['before'])])
-        cells = [cell for cell in times['before'] if cell.startswith(f'{size}: ')]
-        for number, cell in enumerate(cells, 1):
-            section.cells.append(_harness.Cell(cell, number, {
-                name: _harness.Result(median_ms=times[name][cell], count=args.rounds)
-                for name in trees}))
+        section.cells.append(_harness.Cell(cell, len(section.cells) + 1, {
+            name: _harness.Result(median_ms=min(each), count=args.rounds)
+            for name, each in times.items()}))
     report.finish()
+
+
+class Tree:
+    """The process of a tree: it says the name of a cell, and a time of it whenever asked."""
+
+    def __init__(self, tree: Path, device: str, sizes: Sequence[str]) -> None:
+        self.tree = tree
+        self.process = Popen(
+            [sys.executable, __file__, '--cells', str(tree), device, *sizes], text=True,
+            stdin=PIPE, stdout=PIPE, cwd=tree)
+
+    def next_cell(self) -> str | None:
+        """The name of the cell that this process has made, `None` after the last one."""
+        return self._ask('next')
+
+    def time(self) -> float:
+        """Milliseconds a call of the cell."""
+        return self._ask('time')
+
+    def _ask(self, what: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            print(what, file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ''
+        if not line:
+            sys.exit(f'{self.tree}: its process failed, see above')
+        return json.loads(line)
 
 
 def cells(pyg_fast: Any, device: Any, size: str) -> Iterator[tuple[str, Callable]]:
@@ -128,18 +156,28 @@ def time_of(run: Callable, seconds: float) -> float:
     return 1e3 * timer.blocked_autorange(min_run_time=seconds).median
 
 
-def child(tree: str, device: str, sizes: list[str]) -> None:
+def child(tree: str, device: str, sizes: Sequence[str]) -> None:
+    """The other end of :class:`Tree`."""
+    answers, sys.stdout = sys.stdout, sys.stderr
     sys.path[0] = tree  # not the folder of this file
+    found = importlib.util.find_spec('pyg_fast')
+    if not found or not found.origin or not Path(found.origin).is_relative_to(Path(tree).resolve()):
+        sys.exit(f'{tree} has no pyg_fast: {found and found.origin} would be imported')
     import torch
 
     import pyg_fast
 
-    assert Path(pyg_fast.__file__).is_relative_to(Path(tree).resolve()), pyg_fast.__file__
-    where = torch.device(device)
-    results = {
-        f'{size}: {name}': time_of(run, 0.001 if size == 'tiny' else 0.15)
-        for size in sizes for name, run in cells(pyg_fast, where, size)}
-    print(json.dumps(results))
+    made = (
+        (size, *cell) for size in sizes for cell in cells(pyg_fast, torch.device(device), size))
+    size, name, run = '', '', None
+    for line in sys.stdin:
+        answer: Any = None
+        if line == 'next\n':
+            size, name, run = next(made, ('', '', None))
+            answer = f'{size}: {name}' if run else None
+        elif run:
+            answer = time_of(run, 0.001 if size == 'tiny' else 0.05)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == '__main__':
