@@ -1,10 +1,10 @@
 """The times of two built checkouts on one machine: the cost or the gain of a change.
 
 python -m benchmarks before_after BEFORE [AFTER]          folders with a built pyg_fast
-python -m benchmarks before_after BEFORE --rounds 5 --sizes cora arxiv
+python -m benchmarks before_after BEFORE --rounds 15 --sizes cora arxiv
 
 A process of each tree makes every cell; the two take turns to time it, for `rounds` rounds, and
-the least median of a tree counts. Cells use names that both trees have.
+the least mean of a tree counts. Cells use names that both trees have.
 """
 import importlib.util
 import json
@@ -31,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _harness.parser('Two built checkouts in turns.')
     parser.add_argument('before', type=Path)
     parser.add_argument('after', type=Path, nargs='?', default=ROOT)
-    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--rounds', type=int, default=9)
     parser.add_argument('--sizes', nargs='+', default=list(SIZES)[1:], choices=list(SIZES))
     args = parser.parse_args(argv)
     _harness.start(args)
     trees = {name: Tree(getattr(args, name), args.device, args.sizes) for name in NAMES}
     report = _harness.Report('before-after', args, [
         f'Before: {args.before}, after: {args.after}. Milliseconds a call: of {args.rounds} turns '
-        "of each tree the least median. Calls run on end, so that the host's time counts where "
+        "of each tree the least mean. Calls run on end, so that the host's time counts where "
         'kernels are short.'])
     while cell := trees['before'].next_cell():
         if (other := trees['after'].next_cell()) != cell:
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         section.cells.append(_harness.Cell(cell, len(section.cells) + 1, {
             name: _harness.Result(median_ms=min(each), count=args.rounds)
             for name, each in times.items()}))
+        report.save()
     report.finish()
 
 
@@ -146,14 +147,15 @@ def cells(pyg_fast: Any, device: Any, size: str) -> Iterator[tuple[str, Callable
     yield 'aggregate, scatter', partial(ops.aggregate, edge_index, still, mode='scatter')
 
 
-def time_of(run: Callable, seconds: float) -> float:
-    """The median of many calls, in milliseconds."""
+def timer_of(run: Callable, seconds: float) -> Callable[[], float]:
+    """A function that takes about `seconds`, and returns the milliseconds of a call."""
     import torch
     from torch.utils.benchmark import Timer
 
     run()
     timer = Timer('run()', globals={'run': run}, num_threads=torch.get_num_threads())
-    return 1e3 * timer.blocked_autorange(min_run_time=seconds).median
+    number = max(1, int(seconds / timer.timeit(2).mean))
+    return lambda: 1e3 * timer.timeit(number).mean
 
 
 def child(tree: str, device: str, sizes: Sequence[str]) -> None:
@@ -167,16 +169,14 @@ def child(tree: str, device: str, sizes: Sequence[str]) -> None:
 
     import pyg_fast
 
-    made = (
-        (size, *cell) for size in sizes for cell in cells(pyg_fast, torch.device(device), size))
-    size, name, run = '', '', None
+    timers = (
+        (f'{size}: {name}', timer_of(run, 0.001 if size == 'tiny' else 0.02))
+        for size in sizes for name, run in cells(pyg_fast, torch.device(device), size))
+    name, time = None, None
     for line in sys.stdin:
-        answer: Any = None
         if line == 'next\n':
-            size, name, run = next(made, ('', '', None))
-            answer = f'{size}: {name}' if run else None
-        elif run:
-            answer = time_of(run, 0.001 if size == 'tiny' else 0.05)
+            name, time = next(timers, (None, None))
+        answer = name if line == 'next\n' else time and time()
         print(json.dumps(answer), file=answers, flush=True)
 
 
