@@ -40,7 +40,9 @@ def passes_of(text: str) -> Passes:
 
     def make() -> Passes:
         passes = Passes(loads(text))
-        if not passes.plan.in_blocks and passes.weighted_sum is None:
+        if passes.plan.in_tiles:
+            _ = passes.map_gradients
+        elif not passes.plan.in_blocks and passes.weighted_sum is None:
             _ = passes.gradients
         return passes
 
@@ -71,9 +73,8 @@ def _layout(passes: Passes, needs: tuple[bool, ...]) -> _ResultLayout:
     results: _Rows = [(plan.message[o.at].shape, getattr(torch, o.dtype)) for o in plan.outputs]
     if passes.weighted_sum is not None or not any(needs):
         return _ResultLayout(results, [], [], [], [], [], [])
-    derived = passes.gradients
     local: _Rows = [
-        (derived.local_program[derived.local[k]].shape, acc)  # type: ignore[index]
+        (passes.gradients.local_program[passes.gradients.local[k]].shape, acc)  # type: ignore[index]
         for k in passes.backward(needs).local
     ]  # fmt: skip
     chosen: _Rows = [

@@ -90,7 +90,7 @@ def check_not_capturing() -> None:
         )
 
 
-def _launch(
+def launch_kernel(
     text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
     numbers: tuple[int, ...], constants: tuple[object, ...],
 ) -> None:  # fmt: skip
@@ -98,7 +98,7 @@ def _launch(
     several times as long to inspect the arguments."""
     compiled = _compiled_variants(text, name)
     key = (
-        torch.cuda.current_device(), constants, *[number < 2**31 for number in numbers],
+        torch.cuda.current_device(), num_warps, constants, *[number < 2**31 for number in numbers],
         *[(t.dtype, t.data_ptr() % 16) for t in tensors],
     )  # fmt: skip
     found = compiled.get(key)
@@ -268,7 +268,7 @@ def _launch_pass(
     results = [*buffers.outs, *buffers.seconds.values()]
     partials = [*buffers.parts.values(), *buffers.second_parts.values()]
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
-    offsets = _offset_dtype(col, nodes, [*loads, *buffers.outs, *buffers.parts.values()])
+    offsets = offset_dtype(col, nodes, [*loads, *buffers.outs, *buffers.parts.values()])
     steps = [x.stride(0) for x in nodes]
     steps += [inputs[load].size(0) for load in source.loads if load[0] == 'table']
     constants = perm is not None, offsets, tile.edges, *tile.columns, *steps
@@ -278,7 +278,7 @@ def _launch_pass(
     def launch(
         text: str, programs: int, tensors: list[Tensor], *numbers: int, lanes: int = 0
     ) -> None:
-        _launch(
+        launch_kernel(
             text, source.name, tile.warps, programs * recipe.num_tiles, [*tensors, last], numbers,
             (lanes, *constants) if lanes else constants,
         )  # fmt: skip
@@ -305,7 +305,7 @@ def _launch_pass(
 def _write_owners(rowptr: Tensor, owner: Tensor, num_rows: int, size: int, longest: int) -> None:
     programs = -(-num_rows // ROWS_OF_OWNERS)
     numbers = num_rows, size, longest
-    _launch(
+    launch_kernel(
         WRITE_OWNERS, 'message_owners', WARPS_OF_OWNERS, programs, [rowptr, owner], numbers, ()
     )
 
@@ -318,7 +318,7 @@ def _input_for(inputs: Inputs, load: Load) -> Tensor:
     return torch.stack([inputs.get((each, n), inputs['most', n]) for each in SOFTMAX_ROLES], -1)
 
 
-def _offset_dtype(col: Tensor, nodes: list[Tensor], tensors: list[Tensor]) -> 'tl.dtype':
+def offset_dtype(col: Tensor, nodes: list[Tensor], tensors: list[Tensor]) -> 'tl.dtype':
     """The integers of offsets: those of 32 bits are faster."""
     import triton.language as tl
 
@@ -348,7 +348,7 @@ def _combine(
         numbers = pieces.num_blocks, rowptr.numel() - 1, pieces.size, pieces.longest
     kinds = tuple(pass_.outs[k].kind for k in buffers.parts)
     for form, programs, tiles in combine_launches(pieces, sizes):
-        _launch(
+        launch_kernel(
             combine_kernel(kinds, form), 'message_combine', form.warps, programs * tiles,
             [*pointers, *owners, rowptr], (programs, *numbers, *sizes),
             (tl.float64 if acc == torch.float64 else tl.float32,),
@@ -370,7 +370,7 @@ def dot_of_results(
     stats = most.new_empty(*most.shape, len(SOFTMAX_ROLES))
     pairs = [each for pair in zip(grads, results, strict=True) for each in pair]
     with on_device(most.device):
-        _launch(
+        launch_kernel(
             statistics_kernel(len(results)), 'message_statistics', 4, -(-count // block),
             [most, scale, *pairs, dot, stats], (count,),
             (block, tl.float64 if acc == torch.float64 else tl.float32,

@@ -93,7 +93,7 @@ class _Derivation:
         for at in [*self.loads.values(), *self.constants]:
             value = self.message[at]
             dtype = value.dtype if not is_float(value.dtype) else 'float32'
-            examples.append(_example(value.shape, dtype))
+            examples.append(example(value.shape, dtype))
             if value.op == 'lookup':
                 positions.append(program.graft(self.message, at, places))
             else:
@@ -101,7 +101,7 @@ class _Derivation:
         dots = [('dot', n, at) for n, at in enumerate(self.plan.softmaxes)]
         for role, k, at in [*self.cotangents, *dots]:
             shape = self.message[at].shape
-            examples.append(_example(shape, 'float32'))
+            examples.append(example(shape, 'float32'))
             positions.append(program.add('load', (), (role, k), shape, 'float32', EDGE))
         graph = trace(lambda *args: self._derive(kind, args), examples, derives=True)
         return program, Parser(program, EDGES[0]).read(graph, positions)
@@ -230,5 +230,5 @@ def _is_multiple(message: Program, output: int, softmax: int) -> bool:
     return each > 0 and heads.equal(torch.arange(count).repeat_interleave(each))
 
 
-def _example(shape: tuple[int, ...], dtype: str) -> Like:
+def example(shape: tuple[int, ...], dtype: str) -> Like:
     return Like((EDGES[0], *shape), getattr(torch, dtype))

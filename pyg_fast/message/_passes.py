@@ -17,8 +17,10 @@ from ._cuda import Recipe, choose_tile, most_programs
 from ._gradients import Gradients, cotangents_of, derive_gradients, is_multiple
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
+from ._map_gradients import MapGradients, derive_maps
 from ._plan import Plan, weighted_sum
 from ._prologue import AfterReductions, Prologue
+from ._tiles import TileSource, generate_tiles
 from ._triton import Out, generate
 
 _TRITON_DTYPES = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
@@ -61,6 +63,7 @@ class Pass:
     outs: tuple[Out, ...]
     row_role: str
     in_blocks: bool = False  # by torch's operators in place of a kernel
+    in_tiles: bool = False  # by a kernel over tiles of edges
     _cache: dict[Hashable, object] = field(default_factory=dict)
 
     @_memoize
@@ -75,6 +78,11 @@ class Pass:
             [self.program[out.at].shape for out in self.outs],
             [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
         )  # fmt: skip
+
+    @_memoize
+    def tiles(self, precision: str) -> TileSource:
+        """The Triton kernel over tiles of edges. Raises :class:`Refused`."""
+        return generate_tiles(self.program, self.outs, precision)
 
     def fitting(self) -> 'list[Pass]':
         """The pass, or one for each result if their shapes do not fit together."""
@@ -223,7 +231,8 @@ class Passes:
         """The passes of the results, then of the derivatives by `local` inputs: one, or one for
         each result if their shapes do not fit together."""
         whole = self._forward_pass(local)
-        if not cuda or len(self.plan.outputs) < 2 or self.plan.in_blocks or self.has_variance:
+        in_rows = not (self.plan.in_blocks or self.plan.in_tiles or self.has_variance)
+        if not cuda or len(self.plan.outputs) < 2 or not in_rows:
             return [whole]
         return whole.fitting()
 
@@ -247,7 +256,7 @@ class Passes:
             assert source is not None
             assert at is not None
             outs.append(Out(program.graft(source, at, places), 'sum', 'acc'))
-        return Pass(program, tuple(outs), 'dst', plan.in_blocks)
+        return Pass(program, tuple(outs), 'dst', plan.in_blocks, plan.in_tiles)
 
     @_memoize
     def backward(self, needs: tuple[bool, ...]) -> Backward:
@@ -256,6 +265,8 @@ class Passes:
             return Backward((), (), needs[self.weighted_sum.x])
         if self.plan.in_blocks or not any(needs):
             return Backward((), (), False)
+        if self.plan.in_tiles:
+            return self._backward_in_tiles(needs)
         derived = enumerate(self.gradients.local)
         local: tuple[int, ...] = ()
         if self.sums_locally:
@@ -266,6 +277,65 @@ class Passes:
             used = len(self.plan.inputs) + self.num_written
             passes = share_edge_values(passes[0], passes[1], used)
         return Backward(local, tuple(passes), 'src' in roles)
+
+    def _backward_in_tiles(self, needs: tuple[bool, ...]) -> Backward:
+        """Passes over tiles, and sums over sources of gradients of edges; none if tiles cannot
+        compute a gradient: blocks do."""
+        passes: list[GradientPass] = []
+        if self.map_gradients is not None:
+            with suppress(Refused):
+                passes = self._tile_passes(needs, *self.map_gradients)
+        return Backward((), tuple(passes), any(each.pass_.row_role == 'src' for each in passes))
+
+    @property
+    def map_gradients(self) -> MapGradients | None:
+        """The derivative for passes over tiles, None if these cannot compute it."""
+        return self._derive_maps()
+
+    @_memoize
+    def _derive_maps(self) -> MapGradients | None:
+        with suppress(Refused):
+            return derive_maps(self.plan)
+        return None
+
+    def _tile_passes(
+        self, needs: tuple[bool, ...], program: Program, of: tuple[int | None, ...]
+    ) -> list[GradientPass]:
+        count = len(self.plan.inputs) + self.num_written
+        by_edge: dict[Out, list[int]] = {}
+        totals: dict[Out, list[int]] = {}
+        of_sources: dict[int, list[int]] = {}  # by position
+        for k, (each, at) in enumerate(zip(self.plan.inputs, of, strict=True)):
+            if not needs[k] or at is None:
+                continue
+            if each.role == 'src':
+                of_sources.setdefault(at, []).append(k)
+            elif each.role == 'param':
+                totals.setdefault(Out(at, 'total', 'acc'), []).append(k)
+            else:
+                kind = 'edge' if each.role == 'edge' else 'sum'
+                by_edge.setdefault(Out(at, kind, each.dtype), []).append(k)
+        shared = tuple([('edge', count + k) for k in range(len(of_sources))])
+        stored = tuple([
+            Out(at, 'edge', self.plan.inputs[ks[0]].dtype) for at, ks in of_sources.items()
+        ])
+        passes = []
+        if by_edge or stored:
+            pass_ = Pass(program, (*by_edge, *stored), 'dst', in_tiles=True)
+            passes.append(GradientPass(pass_, tuple(map(tuple, by_edge.values())), shared))
+        if totals:
+            pass_ = Pass(program, tuple(totals), 'dst', in_tiles=True)
+            passes.append(GradientPass(pass_, tuple(map(tuple, totals.values()))))
+        for step in passes:
+            step.pass_.tiles('float32')
+        sums, outs = Program(), []
+        for load, (at, ks) in zip(shared, of_sources.items(), strict=True):
+            dtype = self.plan.inputs[ks[0]].dtype
+            place = sums.add('load', (), load, program[at].shape, dtype, EDGE)
+            outs.append((Out(place, 'sum', dtype), tuple(ks)))
+        for out, targets in outs:
+            passes.append(GradientPass(Pass(sums, (out,), 'src'), (targets,)))
+        return passes
 
     def _gradient_passes(
         self, needs: tuple[bool, ...], local: tuple[int, ...]
@@ -326,7 +396,7 @@ class Passes:
     def prepare_backward(self, needs: tuple[bool, ...], graph: Graph, inputs: Inputs) -> None:
         """Generates the kernels of the backward pass: it cannot fall back any more."""
         key = ('prepared', needs, graph.col.is_cuda)
-        if not any(needs) or self.plan.in_blocks or key in self._cache:
+        if not any(needs) or self.plan.in_blocks or self.plan.in_tiles or key in self._cache:
             return
         count, passes, acc = len(self.plan.softmaxes), self.backward(needs).passes, self.acc
         dots = [self.dot_pass(n) for n in range(count) if not self.multiples[n]]

@@ -19,6 +19,8 @@ from ._ir import (
     promote_dtypes,
 )
 from ._rows import Reduced, RowPart
+from ._tiles import check_tiles
+from ._triton import Out
 
 # Kernels map features of an edge up to this many, and on CUDA with up to so many products; wider
 # maps are hoisted: BLAS makes a tensor of all edges.
@@ -63,8 +65,9 @@ class Plan(NamedTuple):
     :obj:`message` is the program of one edge, whose loads count the inputs, and :obj:`outputs` are
     what is aggregated of it. :obj:`softmaxes` are operations in it, of a score and of the largest
     score and the reciprocal sum of exponentials of its destination. With :obj:`in_blocks` torch's
-    operators run the message over blocks of edges in place of a kernel. :obj:`rows` is what the
-    layer's `aggregate` computes of the outputs.
+    operators run the message over blocks of edges in place of a kernel; with :obj:`in_tiles` a
+    kernel over tiles of edges does, which has matrix products. :obj:`rows` is what the layer's
+    `aggregate` computes of the outputs.
     """
 
     prologue: Program
@@ -79,6 +82,7 @@ class Plan(NamedTuple):
     softmaxes: tuple[int, ...] = ()
     in_blocks: bool = False
     rows: RowPart | None = None
+    in_tiles: bool = False
 
     def lookup(self, k: int) -> Value:
         """The operation that reads the rows of the table that is input `k`."""
@@ -126,10 +130,13 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
             body = split.message.pointwise('mul', body, body, dtype=wide)
         exact = tail is not None or reduce == 'var' or (reduce == 'mean' and 'var' in reduces)
         outputs.append(Output(body, reduce, wide if exact else dtype))
+    in_tiles = in_blocks and captured.on_cuda and acc == 'float32' and (
+        _fits_tiles(split.message, outputs)
+    )
     return Plan(
         program, tuple(split.inputs), split.message, tuple(reduces), acc, tuple(outputs), tail,
         captured.program[captured.reduced[0].at].dtype, captured.num_dropouts,
-        tuple(split.softmaxes), in_blocks, captured.rows,
+        tuple(split.softmaxes), in_blocks and not in_tiles, captured.rows, in_tiles,
     )  # fmt: skip
 
 
@@ -541,6 +548,15 @@ def _maps_computed_values(p: Program, outputs: list[int]) -> bool:
     )
 
 
+def _fits_tiles(message: Program, outputs: Sequence[Output]) -> bool:
+    """Whether a kernel over tiles of edges computes the outputs."""
+    try:
+        check_tiles(message, [Out(each.at, each.reduce, each.dtype) for each in outputs])
+    except Refused:
+        return False
+    return True
+
+
 def _lower_map(p: Program, x: int, weight: int, shape: tuple[int, ...]) -> int:
     """A linear map as a sum of products."""
     lead, size = p[x].shape[:-1], p[x].shape[-1]
@@ -602,6 +618,8 @@ def describe(p: Plan) -> str:
         lines.append(f'after that, on nodes: {after}')
     if p.in_blocks:
         lines.append('run: over blocks of edges, again in the backward pass')
+    elif p.in_tiles:
+        lines.append('run: over tiles of edges, with matrix products on tensor cores')
     elif weighted_sum(p) is not None:
         lines.append('run: as the product of a sparse matrix, as by spmm')
     if p.tail is not None and len(p.outputs) > 1:

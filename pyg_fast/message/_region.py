@@ -538,6 +538,8 @@ def _replace(
     # The mode of gradients is that of the graph, not that in which it is compiled.
     trains = any(_fake_of(node).requires_grad for node in aggregates)
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
+    if plan.in_tiles and any(needs) and not passes.backward(tuple(needs)).passes:
+        raise Refused('gradients of a linear map of values computed for each edge')
     copied = [node in region.written for node in inputs]
     asked = [] if gradients is False else needs
     body = _trace_replacement(

@@ -21,8 +21,9 @@ from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
 from ._fallback import BySize
 from ._gradients import cotangents_of
 from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows, wrap_rows
-from ._passes import Pass, Passes
+from ._passes import Backward, Pass, Passes
 from ._plan import Output, Plan, WeightedSum, kernel_reduces
+from ._tiles_cuda import MAX_EDGES, run_pass_tiles
 
 # The results of a pass, and for each the second one of kinds that have two (else None).
 Results: TypeAlias = tuple[list[Tensor], list[Tensor | None]]
@@ -32,7 +33,10 @@ def run_pass(
     pass_: Pass, graph: Graph, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
 ) -> Results:
     """Runs a pass on blocks, on a GPU or on a CPU."""
-    if pass_.in_blocks:
+    if pass_.in_tiles and graph.num_edges <= MAX_EDGES:
+        with on_device(graph.col.device):
+            return run_pass_tiles(pass_, graph, inputs)
+    if pass_.in_blocks or pass_.in_tiles:
         return _blocks.reduce_blocks(
             pass_.program, pass_.outs, graph, _with_seed(inputs, seed), acc
         )
@@ -188,8 +192,9 @@ def compute_gradients(
     values = passes.by_load(inputs)
     cotangents = _load_cotangents(passes, graph, seed, values, kept, grads)
     out: list[Tensor | None] = [None] * len(inputs)
-    if plan.in_blocks:
+    if plan.in_blocks or (plan.in_tiles and not _has_tiles(backward, graph)):
         out = _blocks.block_gradients(plan, graph, _with_seed(values, seed), needs, acc)
+        backward = Backward((), (), False)
     for k, derivative in zip(backward.local, kept.local, strict=True):
         grad = cotangents[plan.outputs[0].at]
         out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
@@ -208,6 +213,11 @@ def compute_gradients(
         if needed and out[k] is None:
             out[k] = torch.zeros_like(inputs[k])
     return out
+
+
+def _has_tiles(backward: Backward, graph: Graph) -> bool:
+    """Whether tiles compute the gradients of a plan that they run."""
+    return bool(backward.passes) and graph.num_edges <= MAX_EDGES
 
 
 def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Tensor:

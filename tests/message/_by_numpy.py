@@ -18,14 +18,20 @@ from torch import Tensor
 
 from pyg_fast.sparse.groups import Groups, groups_of
 
-from ._parts import Pieces, _cuda, _entry, _passes, _run
+from ._parts import Pieces, _cuda, _entry, _passes, _run, _tiles_cuda
 
 
 class Block(np.ndarray):
     """A value of a program."""
 
-    def to(self, dtype: Any) -> 'Block':
-        return self.astype(dtype)
+    def to(self, dtype: Any, bitcast: bool = False) -> 'Block':
+        if dtype in HALF:  # Held as float32.
+            rounded = torch.from_numpy(np.asarray(self, np.float32)).to(HALF[dtype])
+            return rounded.float().numpy().view(Block)
+        return self.view(dtype) if bitcast else self.astype(dtype)
+
+
+HALF = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
 def block(x: Any, dtype: Any = None) -> Block:
@@ -87,9 +93,19 @@ def _better(ignoring: np.ufunc, keeping: np.ufunc) -> Callable[..., Block]:
     return better
 
 
-def _dot(a: Block, b: Block, input_precision: str) -> Block:
-    assert input_precision == 'tf32x3'
-    return block(np.matmul(a, b))
+def _dot(a: Block, b: Block, acc: Any = 0, input_precision: str = 'tf32') -> Block:
+    assert min(*a.shape, *b.shape) >= 16 or input_precision == 'tf32x3'
+    return block(np.matmul(a, b) + acc, np.float32)
+
+
+def _scan(blocks: Sequence[Any], axis: int, combine: Callable[..., Any]) -> list[Block]:
+    """From first to last, one row after another."""
+    assert axis == 0
+    rows = [np.moveaxis(np.asarray(each), 0, 0) for each in np.broadcast_arrays(*blocks)]
+    out = [[each[0] for each in rows]]
+    for k in range(1, len(rows[0])):
+        out.append(list(combine(*out[-1], *(each[k] for each in rows))))
+    return [block(np.stack(each)) for each in zip(*out, strict=True)]
 
 
 def _rand(seed: Any, place: Any) -> Block:
@@ -114,6 +130,7 @@ def _checked_rows(asm: str, constraints: str, args: list[Block], **options: Any)
 _program = 0
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 TL = SimpleNamespace(
+    **{name: name for name in HALF},
     **{name: np.dtype(name) for name in ('int32', 'int64', 'float32', 'float64')},
     int1=np.dtype(bool), constexpr=None, PropagateNan=SimpleNamespace(ALL=True),
     **{name: _elementwise(getattr(np, name)) for name in (
@@ -122,6 +139,7 @@ TL = SimpleNamespace(
     )},
     rsqrt=_elementwise(lambda x: 1 / np.sqrt(x)), erf=_elementwise(_erf),
     program_id=lambda axis: block(_program, np.int32),
+    range=lambda a, b, step, num_stages: range(int(a), int(b), int(step)),
     arange=lambda a, b: block(np.arange(a, b, dtype=np.int32)),
     zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
     full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
@@ -130,6 +148,8 @@ TL = SimpleNamespace(
     sum=_sum, reduce=lambda x, axis, combine, keep_dims=False: _sum(x, axis, keep_dims),
     max=_best(np.fmax), min=_best(np.fmin),
     maximum=_better(np.fmax, np.maximum), minimum=_better(np.fmin, np.minimum),
+    associative_scan=_scan, broadcast_to=lambda x, shape: block(np.broadcast_to(x, shape)),
+    cumsum=lambda x, axis: block(np.cumsum(x, axis, dtype=x.dtype)),
     dot=_dot, trans=_elementwise(np.transpose), inline_asm_elementwise=_checked_rows,
 )  # fmt: skip
 LIBDEVICE = SimpleNamespace(
@@ -181,6 +201,8 @@ def by_numpy(
         _launch(text, name, *args)
 
     def run_pass(one: Any, graph: Any, inputs: Any, acc: torch.dtype, seed: Any) -> Any:
+        if one.in_tiles:
+            return _tiles_cuda.run_pass_tiles(one, graph, inputs)
         schedule = _cuda.schedule_of(graph, one.row_role)
         if group_size is not None:
             schedule = schedule._replace(groups=groups_of(schedule.rowptr, group_size))
@@ -197,7 +219,8 @@ def by_numpy(
         patch.setattr(_entry, 'make_plan', plan_on_gpu)
         patch.setattr(_entry, '_passes_for', _entry._passes_for.__wrapped__)
         patch.setattr(_entry, '_stores', {})  # Their captures have plans of a CPU.
-        patch.setattr(_cuda, '_launch', launch)
+        patch.setattr(_cuda, 'launch_kernel', launch)
         patch.setattr(_run, 'run_pass', run_pass)
         patch.setattr(_cuda, 'divide_rows', pieces)
+        patch.setattr(_tiles_cuda, 'processors', lambda device: 3)
         yield names

@@ -1,0 +1,176 @@
+"""The derivative of a message with linear maps of values computed for each edge."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ._gradients import cotangents_of, differentiate, example
+from ._ir import DST_ROLES, EDGE, Program, Refused, is_float
+from ._parse import EDGES, Parser
+from ._plan import Plan
+from ._trace import trace
+
+# In a program of the derivative: the value of a map, and the gradient of its input.
+_VALUE, _BACK = 'map', 'back'
+
+
+class _Map(NamedTuple):
+    """A linear map in the message."""
+
+    at: int
+    x: int
+    weight: int  # the parameter, or its transpose
+    slot: int  # number of the parameter among the inputs
+    transposed: bool
+
+
+class MapGradients(NamedTuple):
+    """The program of the gradients, and the position of the gradient by each input, or None. That
+    by a map's parameter is the `outer` product of two values of each edge, which a pass adds up."""
+
+    program: Program
+    of: tuple[int | None, ...]
+
+
+def derive_maps(p: Plan) -> MapGradients:
+    """The derivative of a message by its inputs.
+
+    Torch derives what lies between the maps: there the value of a map is an input, and the input of
+    a map a result.
+
+    Raises:
+        Refused: If a parameter of a map is read twice, or torch's derivative has an operation that
+            the program lacks.
+    """
+    message = p.message
+    order = message.reachable([output.at for output in p.outputs])
+    maps = _find_maps(message, order)
+    weights = {each.slot for each in maps}
+    loads = {
+        message[at].attrs[1]: at for at in order
+        if message[at].op == 'load' and message[at].attrs[0] not in DST_ROLES
+        and message[at].attrs[1] not in weights
+    }  # fmt: skip
+    floats = [k for k, at in loads.items() if is_float(message[at].dtype)]
+    traced, positions = _trace_between(p, maps, loads, floats)
+    new = _Joined(message, traced, maps, positions[len(floats) :])
+    of: list[int | None] = [None] * len(p.inputs)
+    for k, at in zip(floats, positions, strict=False):
+        of[k] = new.copy(at)
+    for number, each in enumerate(maps):
+        x, grad = new.forward(each.x), new.copy(positions[len(floats) + number])
+        pair = (grad, x) if each.transposed else (x, grad)
+        of[each.slot] = new.program.add(
+            'outer', pair, (), p.inputs[each.slot].shape, message[each.at].dtype, EDGE
+        )
+    return MapGradients(new.program, tuple(of))
+
+
+def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
+    maps: list[_Map] = []
+    reads: dict[int, int] = {}  # how often a parameter is read
+    for at in order:
+        for arg in message[at].args:
+            reads[arg] = reads.get(arg, 0) + 1
+    for at in order:
+        if message[at].op != 'mm':
+            continue
+        x, weight = message[at].args
+        base, transposed = weight, message[weight].op == 'permute'
+        if transposed:
+            (base,) = message[weight].args
+        if message[base].op != 'load' or message[base].attrs[0] != 'param':
+            raise Refused('a matrix product by what is no parameter')
+        if reads[weight] > 1 or reads.get(base, 1) > 1:
+            raise Refused('a parameter that several maps read')
+        maps.append(_Map(at, x, weight, message[base].attrs[1], transposed))
+    return maps
+
+
+def _trace_between(
+    p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int]
+) -> tuple[Program, list[int]]:
+    """The gradients by the inputs `floats`, then by the values of the maps."""
+    message, cotangents = p.message, cotangents_of(p)
+    program = Program()
+    examples, positions = [], []
+
+    def add(at: int, *attrs: object) -> None:
+        """Adds an argument of the traced function, with the shape of a value of the message."""
+        value = message[at]
+        dtype = 'float32' if is_float(value.dtype) else value.dtype
+        examples.append(example(value.shape, dtype))
+        positions.append(program.add('load', (), attrs, value.shape, value.dtype, EDGE))
+
+    for at in loads.values():
+        add(at, *message[at].attrs)
+    for number, each in enumerate(maps):
+        add(each.at, _VALUE, number)
+    for role, k, at in cotangents:
+        add(at, role, k)
+    for number, each in enumerate(maps):
+        add(each.x, _BACK, number)
+    at_outputs = list(dict.fromkeys(output.at for output in p.outputs))
+    wanted = [*(loads[k] for k in floats), *(each.at for each in maps)]
+
+    def derive(*args: Tensor) -> list[Tensor]:
+        ats = [*loads.values(), *(each.at for each in maps)]
+        values = dict(zip(ats, args, strict=False))
+        given = args[len(values) : len(values) + len(cotangents)]
+        grads = []
+        for at in at_outputs:
+            parts = [
+                grad for (_, _, of), grad in zip(cotangents, given, strict=True) if of == at
+            ]
+            grads.append(sum(parts[1:], parts[0]))
+        outputs = [*at_outputs, *(each.x for each in maps)]
+        grads += args[len(values) + len(given) :]
+        leaves, derivatives = differentiate(message, values, wanted, outputs, grads, grads[0].dtype)
+        return [
+            leaf.new_zeros(leaf.shape) if grad is None else grad
+            for leaf, grad in zip(leaves, derivatives, strict=True)
+        ]
+
+    graph = trace(lambda *args: derive(*args), examples, derives=True)
+    return program, Parser(program, EDGES[0]).read(graph, positions)
+
+
+class _Joined:
+    """The program of the derivative, with the maps."""
+
+    def __init__(
+        self, message: Program, traced: Program, maps: Sequence[_Map], grads: Sequence[int]
+    ) -> None:
+        self.message, self.traced, self.maps, self.grads = message, traced, maps, grads
+        self.program = Program()
+        self._forward: dict[int, int] = {}
+        self._copied: dict[int, int] = {}
+
+    def forward(self, at: int) -> int:
+        """A value of the message."""
+        return self.program.graft(self.message, at, self._forward)
+
+    def copy(self, at: int) -> int:
+        """A value of the traced derivative."""
+        for each in self.traced.reachable([at], self._copied):
+            op, args, attrs, shape, dtype = self.traced[each]
+            if op == 'load' and attrs[0] == _VALUE:
+                out = self.forward(self.maps[attrs[1]].at)
+            elif op == 'load' and attrs[0] == _BACK:
+                out = self._back(self.maps[attrs[1]], self.grads[attrs[1]])
+            else:
+                inner = [self._copied[arg] for arg in args]
+                out = self.program.add(op, inner, attrs, shape, dtype, EDGE)
+            self._copied[each] = out
+        return self._copied[at]
+
+    def _back(self, one: _Map, grad: int) -> int:
+        """The gradient of the input of a map."""
+        program, weight = self.program, self.forward(one.weight)
+        if one.transposed:
+            (weight,) = program[weight].args
+        else:
+            weight = program.permute(weight, (1, 0))
+        shape, dtype = self.message[one.x].shape, self.message[one.at].dtype
+        return program.add('mm', (self.copy(grad), weight), ('computed',), shape, dtype, EDGE)

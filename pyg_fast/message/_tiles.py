@@ -1,0 +1,626 @@
+"""Writes the Triton source of passes with matrix products: a program takes tiles of consecutive
+edges, in the order of their destinations, and multiplies the values of a tile by a parameter on
+tensor cores."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ._ir import NODES, Load, Program, Refused, is_float, number
+from ._triton import Out
+from ._values import CALLS, POWERS, ROUNDED_ADD, next_power_of_two, sum_text
+
+# The least dimension of a block of a matrix product.
+_MIN_BLOCK = 16
+# What a program holds of parameters and of their gradients, in numbers: more does not fit into the
+# shared memory and the registers of a multiprocessor.
+_MAX_WIDTH, _MAX_MATRICES, _MAX_GRADIENTS = 256, 2**15, 2**14 + 2**11
+# Edges of a tile; the rows whose sums a product computes at once; the widest values of float32.
+_EDGES, _ROWS, _MAX_FLOAT32 = 64, 16, 64
+_HALF = ('float16', 'bfloat16')
+
+
+class TileSource(NamedTuple):
+    """A generated kernel over tiles of edges."""
+
+    text: str
+    name: str
+    loads: tuple[Load, ...]  # the inputs, in the order of the parameters
+    edges: int  # of a tile
+    warps: int
+    per_processor: int  # programs
+
+
+class _Value(NamedTuple):
+    """A block of the code: `width` is 1 where all columns are equal."""
+
+    name: str
+    width: int
+    in_loop: bool  # whether it varies with the edge
+
+
+def check_tiles(program: Program, outs: Sequence[Out]) -> None:
+    """Raises :class:`Refused` if tiles cannot compute a pass."""
+    tiles = _Tiles(program, outs, _EDGES, 'float32')
+    tiles.text()
+    products = {value.dtype for value in program.values if value.op == 'mm'}
+    if not products.issubset(_HALF) and _widest(program, outs) > _MAX_FLOAT32:
+        raise Refused('wide products of float32, of which the registers hold no tile')
+
+
+def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> TileSource:
+    """The source of a pass.
+
+    Args:
+        program: Its values, each of one dimension at most.
+        outs: Its results, all by destination, by edge or over all edges.
+        precision: Of products of float32: `tf32`, or `float32` with the error of that.
+
+    Raises:
+        Refused: If tiles cannot compute it.
+    """
+    tiles = _Tiles(program, outs, _EDGES, precision)
+    text = tiles.text()
+    is_wide = _widest(program, outs) > _MAX_FLOAT32
+    several = 1 if is_wide else 2 if tiles.totals or len(outs) > 1 else 3
+    return TileSource(
+        text, 'message_tiles', tuple(tiles.loads), _EDGES, 8 if is_wide else 4, several
+    )
+
+
+def _widest(program: Program, outs: Sequence[Out]) -> int:
+    return max(
+        math.prod(program[at].shape) for at in program.reachable(out.at for out in outs)
+        if program[at].op not in ('outer', 'permute') and not _is_matrix(program, at)
+    )  # fmt: skip
+
+
+def _is_matrix(program: Program, at: int) -> bool:
+    """Whether a value is the parameter of a matrix product, as it lies in memory."""
+    return program[at].op == 'load' and program[at].attrs[0] == 'param' and (
+        len(program[at].shape) == 2
+    )
+
+
+def _block(size: int) -> int:
+    return 1 if size == 1 else max(_MIN_BLOCK, next_power_of_two(size))
+
+
+@dataclass
+class _Tiles:
+    """The code of one kernel."""
+
+    program: Program
+    outs: Sequence[Out]
+    edges: int
+    precision: str
+    loads: dict[Load, str] = field(default_factory=dict)
+    values: dict[int, _Value] = field(default_factory=dict)
+    matrices: dict[int, str] = field(default_factory=dict)
+    thirds: dict[str, list[str]] = field(default_factory=dict)  # by the code of a block
+    widths: dict[int, None] = field(default_factory=dict)  # of rows of numbers
+    first: list[str] = field(default_factory=list)  # before the loop over tiles
+    lines: list[str] = field(default_factory=list)  # in it
+    last: list[str] = field(default_factory=list)  # after it
+    totals: int = 0  # numbers of sums over all edges
+
+    def text(self) -> str:
+        """The kernel, and the functions that it calls."""
+        for k, out in enumerate(self.outs):
+            self._add_result(k, out)
+        if sum(math.prod(map(_block, self.program[at].shape)) for at in self.matrices) > (
+            _MAX_MATRICES
+        ) or self.totals > _MAX_GRADIENTS:
+            raise Refused('matrices that do not fit into shared memory')
+        body = [
+            'pid = tl.program_id(0)', f'i = tl.arange(0, {self.edges})',
+            *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths), *self.first,
+            # One stage: buffers for more tiles would take the memory of a second program.
+            'for t in tl.range(pid, num_tiles, num_programs, num_stages=1):',
+            *('    ' + line for line in [*self._edges(), *self.lines]), *self.last,
+        ]
+        reduced = [k for k, out in enumerate(self.outs) if out.kind not in ('edge', 'total')]
+        extremes = [k for k in reduced if self.outs[k].kind in ('max', 'min')]
+        numbers = ['num_edges', 'num_rows', 'num_tiles', 'num_programs']
+        parameters = [
+            'row_of', 'col', 'perm', 'rank_of', 'place_of', *self.loads.values(),
+            *(f'out{k}' for k in range(len(self.outs))), *(f'arg{k}' for k in extremes),
+            *(f'part{k}' for k in reduced), *(f'parg{k}' for k in extremes), *numbers,
+            'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr',
+            *(f'STEP_{name}: tl.constexpr' for (role, _), name in self.loads.items()
+              if role in NODES),
+        ]  # fmt: skip
+        return '\n'.join([
+            ROUNDED_ADD.rstrip(), '', '', _functions(self.edges),
+            f'@triton.jit(do_not_specialize={numbers})',
+            f'def message_tiles({", ".join(parameters)}):', *('    ' + line for line in body), '',
+        ])
+
+    def _edges(self) -> list[str]:
+        """The edges of a tile, and the row of each; :func:`plan_text` has the rest."""
+        lines = [
+            f'e = t * {self.edges} + i',
+            'inside = e < num_edges',
+            'row = tl.load(row_of + e, inside, num_rows)',
+            'm = row < num_rows',
+            'm_ = m[:, None]',
+            'src = tl.load(col + e, m, 0)[:, None]',
+            'dst = tl.where(m, row, 0)[:, None]',
+        ]
+        if any(role in ('edge', 'arg') for role, _ in self.loads) or any(
+            out.kind == 'edge' for out in self.outs
+        ):
+            lines += ['eid = e', 'if HAS_PERM:', '    eid = tl.load(perm + e, m, 0)',
+                      'eid = eid[:, None]']
+        kinds = {out.kind for out in self.outs} - {'edge', 'total'}
+        if kinds:
+            lines.append('rank = tl.load(rank_of + e, inside, -1)')
+        if kinds & {'sum', 'mean'}:
+            lines += [
+                f'last = tl.minimum((t + 1) * {self.edges}, num_edges) - 1',
+                'num_ranks = tl.load(rank_of + last) + 1',
+            ]
+        if kinds & {'max', 'min'}:  # Where the numbers of a row end in the tile.
+            lines += [
+                'next_rank = tl.load(rank_of + (e + 1), e + 1 < num_edges, -1)',
+                f'ends = m & ((rank != next_rank) | (i == {self.edges - 1}))',
+                f'place = tl.load(place_of + (t * {self.edges} + tl.maximum(rank, 0)), ends, -1)',
+                'ends_row = ((place >= 0) & (place < num_rows))[:, None]',
+                'ends_part = (place >= num_rows)[:, None]',
+                'end_slot = tl.cast(place - num_rows, OFFSET)[:, None]',
+                f'key = (rank * {self.edges} + i)[:, None]',
+            ]
+        return lines
+
+    # Values.
+
+    def value(self, at: int) -> _Value:
+        """The block of a value, computed once."""
+        for each in self.program.reachable([at], self.values):
+            op, args, _, shape, _ = self.program[each]
+            is_weight = op in ('load', 'permute') and len([n for n in shape if n > 1]) > 1
+            if each not in self.values and not (is_weight and each != at):
+                self.values[each] = self._compute(each)
+        return self.values[at]
+
+    def _emit(self, text: str, width: int, in_loop: bool) -> _Value:
+        name = f'v{len(self.lines) + len(self.first)}'
+        (self.lines if in_loop else self.first).append(f'{name} = {text}')
+        return _Value(name, width, in_loop)
+
+    def _compute(self, at: int) -> _Value:
+        op, args, attrs, shape, dtype = self.program[at]
+        size = math.prod(shape)
+        if len([n for n in shape if n > 1]) > 1:
+            raise Refused(f'values of shape {shape} around a matrix product')
+        if size > _MAX_WIDTH:
+            raise Refused(f'{size} channels around a matrix product')
+        if op == 'load':
+            return self._load(at)
+        if op == 'const':
+            return self._constant(at)
+        if op == 'mm':
+            return self._product(at)
+        if op in ('sum', 'amax', 'amin'):
+            return self._reduction(at)
+        if op in ('view', 'expand', 'permute', 'detach'):
+            return self.values[args[0]]
+        if op == 'cast':
+            inner = self.values[args[0]]
+            if is_float(dtype) and not is_float(self.program[args[0]].dtype):
+                return self._emit(f'{inner.name}.to(tl.float32)', inner.width, inner.in_loop)
+            return inner
+        if op not in CALLS:
+            raise Refused(f'{op} around a matrix product')
+        blocks = [self.values[arg] for arg in args]
+        if op == 'pow' and self.program[args[1]].op == 'const':
+            exponent = number(self.program[args[1]])
+            if exponent in POWERS:
+                blocks, op = blocks[:1], POWERS[exponent]
+        return self._emit(
+            CALLS[op].format(*(block.name for block in blocks)),
+            max(block.width for block in blocks), any(block.in_loop for block in blocks),
+        )
+
+    def _constant(self, at: int) -> _Value:
+        value, dtype = number(self.program[at]), self.program[at].dtype
+        if dtype == 'bool':
+            return self._emit(f'tl.full([1, 1], {bool(value)}, tl.int1)', 1, False)
+        text = repr(float(value)) if math.isfinite(value) else f"float('{value}')"
+        return self._emit(f'tl.full([1, 1], {text}, tl.float32)', 1, False)
+
+    def _columns(self, size: int) -> tuple[str, str]:
+        """The places of the numbers of a row, and the mask of those that exist."""
+        width = _block(size)
+        if width == 1:
+            return '0', ''
+        self.widths[width] = None
+        return f'c{width}', '' if width == size else f' & (c{width} < {size})'
+
+    def _load(self, at: int) -> _Value:
+        _, _, (role, slot, *gathers), shape, dtype = self.program[at]
+        size = math.prod(shape)
+        columns, mask = self._columns(size)
+        if gathers or role not in (*NODES, 'edge', 'param', 'grad', 'picked'):
+            raise Refused(f'{role} around a matrix product')
+        pointer = self._pointer('grad' if role == 'picked' else role, slot)
+        convert = '.to(tl.float32)' if is_float(dtype) else ''
+        if role == 'param':
+            text = f'tl.load({pointer} + tl.zeros([1, 1], tl.int32) + {columns}, {mask[3:] or None}'
+            return self._emit(f'{text}, 0){convert}' if mask else f'{text}){convert}',
+                              _block(size), False)
+        row = {'src': 'src', 'edge': 'eid'}.get(role, 'dst')
+        step = f'STEP_{pointer}' if role in NODES else size
+        place = f'(tl.cast({row}, OFFSET) * {step} + {columns})'
+        text = f'tl.load({pointer} + {place}, m_{mask}, 0){convert}'
+        block = self._emit(text, _block(size), True)
+        if role != 'picked':
+            return block
+        chosen = self._pointer('arg', slot)
+        text = f'tl.load({chosen} + {place}, m_{mask}, -1) == eid'
+        return self._emit(f'tl.where({text}, {block.name}, 0.0)', _block(size), True)
+
+    def _pointer(self, role: str, slot: int | str) -> str:
+        return self.loads.setdefault((role, slot), f'{role}{slot}')  # type: ignore[arg-type]
+
+    def _reduction(self, at: int) -> _Value:
+        op, args, _, shape, _ = self.program[at]
+        block, size = self.values[args[0]], math.prod(self.program[args[0]].shape)
+        if math.prod(shape) == size:
+            return block
+        if block.width == 1:
+            scaled = f'{block.name} * {float(size)}' if op == 'sum' else block.name
+            return self._emit(scaled, 1, block.in_loop)
+        other = {'sum': '0.0', 'amax': "float('-inf')", 'amin': "float('inf')"}[op]
+        text = self._masked(block, size, other)
+        if op == 'sum':
+            return self._emit(sum_text(text, 1), 1, block.in_loop)
+        return self._emit(f'tl.{op[1:]}({text}, axis=1, keep_dims=True)', 1, block.in_loop)
+
+    def _masked(self, block: _Value, size: int, other: str = '0.0') -> str:
+        """A block with `other` in the columns that pad it."""
+        _, mask = self._columns(size)
+        return f'tl.where({mask[3:]}, {block.name}, {other})' if mask else block.name
+
+    # Matrix products.
+
+    def _product(self, at: int) -> _Value:
+        """The values of a tile times a parameter."""
+        _, (x, weight), _, _, dtype = self.program[at]
+        inner, outer = self.program[weight].shape
+        block = self.values[x]
+        if not block.in_loop:
+            raise Refused('a matrix product of parameters')
+        if inner == 1 or outer == 1:
+            row = self._row_of_matrix(weight)
+            if inner == 1:
+                return self._emit(f'{block.name} * {row.name}', row.width, True)
+            text = f'({self._masked(block, inner)}) * {row.name}'
+            return self._emit(sum_text(text, 1), 1, True)
+        name = self._matrix(weight)
+        text = self._full(block, inner)
+        if dtype not in _HALF and self.precision == 'float32':
+            parts = ', '.join([*self._split(text), *self._thirds_of_matrix(weight)])
+            return self._emit(f'product({parts})', _block(outer), True)
+        return self._emit(self._dot(text, name, dtype), _block(outer), True)
+
+    def _split(self, text: str) -> list[str]:
+        """A block as the sum of three of bfloat16."""
+        if text not in self.thirds:
+            names = self.thirds[text] = [f'h{len(self.thirds)}_{n}' for n in range(3)]
+            self.lines.append(f'{", ".join(names)} = thirds({text})')
+        return self.thirds[text]
+
+    def _thirds_of_matrix(self, at: int) -> list[str]:
+        """A parameter as the sum of three of bfloat16, split once."""
+        op, args, _, _, _ = self.program[at]
+        if op == 'permute':
+            return [f'tl.trans({name})' for name in self._thirds_of_matrix(args[0])]
+        name = self._matrix(at)
+        if name not in self.thirds:
+            names = self.thirds[name] = [f'{name}_{n}' for n in range(3)]
+            self.first.append(f'{", ".join(names)} = thirds({name})')
+        return self.thirds[name]
+
+    def _full(self, block: _Value, size: int) -> str:
+        """A block with all its columns, 0 where they pad it."""
+        text = self._masked(block, size)
+        if block.width == 1:
+            return f'tl.broadcast_to({text}, [{self.edges}, {_block(size)}])'
+        return text
+
+    def _dot(self, a: str, b: str, dtype: str) -> str:
+        """A product of matrices of half types or rounded to TF32, with sums in float32."""
+        if dtype in _HALF:
+            return f'tl.dot(({a}).to(tl.{dtype}), ({b}).to(tl.{dtype}))'
+        return f"tl.dot(tf32({a}), tf32({b}), input_precision='tf32')"
+
+    def _matrix(self, at: int) -> str:
+        """A parameter (in, out) in registers or shared memory."""
+        op, args, _, _, _ = self.program[at]
+        if op == 'permute':
+            return f'tl.trans({self._matrix(args[0])})'
+        if not _is_matrix(self.program, at):
+            raise Refused('a matrix product by what is no parameter')
+        if at not in self.matrices:
+            rows, columns = self.program[at].shape
+            height, (place, mask) = _block(rows), self._columns(columns)
+            pointer = self._pointer(*self.program[at].attrs)
+            name = self.matrices[at] = f'w{len(self.matrices)}'
+            down = f'tl.arange(0, {height})[:, None]'
+            masks = ([f'({down} < {rows})'] if height > rows else []) + ([mask[3:]] if mask else [])
+            more = f', {" & ".join(masks)}, 0' if masks else ''
+            self.first.append(f'{name} = tl.load({pointer} + {down} * {columns} + {place}{more})')
+            self.first.append(f'{name} = {name}.to(tl.float32)')
+        return self.matrices[at]
+
+    def _row_of_matrix(self, at: int) -> _Value:
+        """A parameter with one row or column, as a row."""
+        base = self.program[at].args[0] if self.program[at].op == 'permute' else at
+        if not _is_matrix(self.program, base):
+            raise Refused('a matrix product by what is no parameter')
+        if base not in self.values:
+            self.values[base] = self._load(base)
+        return self.values[base]
+
+    # Results.
+
+    def _add_result(self, k: int, out: Out) -> None:
+        value = self.program[out.at]
+        size = math.prod(value.shape)
+        if value.op == 'outer':
+            self._add_outer(k, out)
+            return
+        block = self.value(out.at)
+        columns, mask = self._columns(size)
+        if out.kind == 'total':
+            self._add_total(k, block, size)
+            return
+        text = f'{block.name} + tl.zeros([{self.edges}, {_block(size)}], tl.float32)'
+        full = self._emit(text, _block(size), True)
+        if out.kind == 'edge':
+            place = f'(tl.cast(eid, OFFSET) * {size} + {columns})'
+            self.lines.append(_store(f'out{k}', place, full.name, f'm_{mask}'))
+        elif out.kind in ('sum', 'mean'):
+            self._add_sum(k, full, size)
+        elif out.kind in ('max', 'min'):
+            self._add_extreme(k, out.kind, full, size)
+        else:
+            raise Refused(f'{out.kind} around a matrix product')
+
+    def _add_total(self, k: int, block: _Value, size: int) -> None:
+        """A sum over all edges: a product by ones, all of whose rows are equal."""
+        columns, mask = self._columns(size)
+        width = max(_MIN_BLOCK, _block(size))
+        self.totals += width
+        ones = f'tl.full([{_ROWS}, {self.edges}], 1.0, tl.float32)'
+        self.first.append(f's{k} = tl.zeros([{_ROWS}, {width}], tl.float32)')
+        parts = ', '.join(self._split(self._of_edges(block, width)))
+        self.lines.append(f's{k} += selected({ones}, {parts})')
+        if width > _block(size):  # One number: all columns are equal, too.
+            self.last.append(f's{k} = tl.max(s{k}, axis=1, keep_dims=True)')
+        self.last.append(f's{k} = tl.max(s{k}, axis=0, keep_dims=True)')
+        place = f'(pid * {size} + {columns}) + tl.zeros([1, 1], tl.int32)'
+        self.last.append(_store(f'out{k}', place, f's{k}', mask[3:] or 'None'))
+
+    def _add_sum(self, k: int, block: _Value, size: int) -> None:
+        """The sums of each row: a product by the matrix that says which edge is in which row, of
+        some rows at a time. What is not finite would make NaN of other rows: then the numbers of
+        each row are added up by themselves."""
+        columns, mask = self._columns(size)
+        width = max(_MIN_BLOCK, _block(size))
+        self.lines.append(f'values{k} = {self._of_edges(block, width)}')
+        parts = ', '.join(self._split(f'values{k}'))
+        alone = f'tl.where((rank == first + n)[:, None], values{k}, 0.0)'
+        self.lines += [
+            f'for first in range(0, num_ranks, {_ROWS}):',
+            f'    ranks = first + tl.arange(0, {_ROWS})',
+            f'    to = tl.load(place_of + (t * {self.edges} + ranks), ranks < num_ranks, -1)',
+            f'    sums = selected(ranks[:, None] == rank[None, :], {parts})',
+            '    if tl.max(tl.max((sums != sums).to(tl.int32), axis=1), axis=0) > 0:',
+            f'        for n in range({_ROWS}):',
+            f'            one = {sum_text(alone, 0)}',
+            '            sums = tl.where((ranks == first + n)[:, None], one, sums)',
+            *['    sums = tl.max(sums, axis=1, keep_dims=True)'] * (width > _block(size)),
+            '    is_row = ((to >= 0) & (to < num_rows))[:, None]',
+            '    is_part = (to >= num_rows)[:, None]',
+            '    to_row = tl.cast(to, OFFSET)[:, None]',
+            '    ' + _store(f'out{k}', f'(to_row * {size} + {columns})', 'sums', f'is_row{mask}'),
+            '    to_part = tl.cast(to - num_rows, OFFSET)[:, None]',
+            '    '
+            + _store(f'part{k}', f'(to_part * {size} + {columns})', 'sums', f'is_part{mask}'),
+        ]
+
+    def _add_extreme(self, k: int, kind: str, block: _Value, size: int) -> None:
+        """The largest or smallest number of each row: its last edge in the tile gets the result of
+        a scan, which combines numbers of the same row alone."""
+        columns, mask = self._columns(size)
+        combine = {'max': 'larger_of_row', 'min': 'smaller_of_row'}[kind]
+        value = self._of_edges(block, block.width)
+        keys = f'key + tl.zeros([{self.edges}, {block.width}], tl.int32)'
+        row, part = (f'({place} * {size} + {columns})'
+                     for place in ('tl.cast(dst, OFFSET)', 'end_slot'))
+        self.lines += [
+            f'best, keys = tl.associative_scan(({value}, {keys}), 0, {combine})',
+            f'chosen = t * {self.edges} + (keys & {self.edges - 1})',
+            _store(f'out{k}', row, 'best', f'ends_row{mask}'),
+            _store(f'part{k}', part, 'best', f'ends_part{mask}'),
+            _store(f'arg{k}', row, 'chosen', f'ends_row{mask}'),
+            _store(f'parg{k}', part, 'chosen', f'ends_part{mask}'),
+        ]
+
+    def _of_edges(self, block: _Value, width: int) -> str:
+        """A block of that width, 0 where there is no edge."""
+        zeros = f' + tl.zeros([{self.edges}, {width}], tl.float32)'
+        return f'tl.where(m_, {block.name}, 0.0)' + zeros * (block.width != width)
+
+    def _add_outer(self, k: int, out: Out) -> None:
+        """The gradient of a matrix: the sum over edges of products of two values. Tensor cores
+        truncate what they add, so that each adds up the edges of one tile alone."""
+        _, args, _, shape, dtype = self.program[out.at]
+        if out.kind != 'total':
+            raise Refused('a product of two values of an edge')
+        (height, width), (left, right) = map(_block, shape), map(self.value, args)
+        a, b = self._of_edges(left, height), self._of_edges(right, width)
+        self.totals += height * width
+        down = f'tl.arange(0, {height})[:, None]'
+        columns, mask = self._columns(shape[1])
+        place = f'(pid * {math.prod(shape)} + {down} * {shape[1]} + {columns})'
+        masks = ([f'({down} < {shape[0]})'] if height > shape[0] else []) + (
+            [mask[3:]] if mask else [])
+        self.first.append(f's{k} = tl.zeros([{height}, {width}], tl.float32)')
+        if 1 in (height, width):
+            total = sum_text(f'({a}) * ({b})', 0)
+            if width == 1:  # The sums of a column lie in a row.
+                total = f'tl.trans({total})'
+            self.lines.append(f's{k} += {total}')
+        elif dtype not in _HALF and self.precision == 'float32':
+            parts = [f'tl.trans({name})' for name in self._split(a)] + self._split(b)
+            self.lines.append(f's{k} += product({", ".join(parts)})')
+        else:
+            self.lines.append(f's{k} += {self._dot(f"tl.trans({a})", b, dtype)}')
+        self.last.append(_store(f'out{k}', place, f's{k}', ' & '.join(masks) or 'None'))
+
+
+def _store(pointer: str, place: str, value: str, mask: str) -> str:
+    return f'tl.store({pointer} + {place}, ({value}).to({pointer}.dtype.element_ty), {mask})'
+
+
+def _functions(edges: int) -> str:
+    """What the kernels call. A product with the error of float32 is one of sums of three numbers of
+    bfloat16, without the least parts; such a part of what is not finite is 0. The key of a number
+    has its row, then its place in the tile."""
+    return f'''@triton.jit
+def tf32(x):
+    bits = x.to(tl.int32, bitcast=True)
+    near = ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
+    return tl.where(x == x, near, x)
+
+
+@triton.jit
+def thirds(x):
+    a = x.to(tl.bfloat16)
+    rest = x - a.to(tl.float32)
+    rest = tl.where(rest == rest, rest, 0.0)
+    b = rest.to(tl.bfloat16)
+    return a, b, (rest - b.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def product(a0, a1, a2, b0, b1, b2):
+    low = tl.dot(a2, b0)
+    low = tl.dot(a1, b1, low)
+    low = tl.dot(a0, b2, low)
+    low = tl.dot(a1, b0, low)
+    low = tl.dot(a0, b1, low)
+    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def selected(which, a0, a1, a2):
+    which = which.to(tl.bfloat16)
+    out = tl.dot(which, a2)
+    out = tl.dot(which, a1, out)
+    return tl.dot(which, a0, out)
+
+
+@triton.jit
+def larger_of_row(v0, k0, v1, k1):
+    keep = ((k0 ^ k1) < {edges}) & ((v0 >= v1) | (v0 != v0))
+    return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
+
+
+@triton.jit
+def smaller_of_row(v0, k0, v1, k1):
+    keep = ((k0 ^ k1) < {edges}) & ((v0 <= v1) | (v0 != v0))
+    return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
+
+
+'''
+
+
+def plan_text(edges: int) -> str:
+    """The kernel that says for each edge the how-manieth row of its tile it is in (`rank`), and
+    for each row of a tile where its result goes (`place`): to that row, or, counted behind all
+    rows, to one of two parts of the tile, as the row has edges in the tile before (the first part)
+    or behind."""
+    return f'''@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
+def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
+    t = tl.program_id(0)
+    i = tl.arange(0, {edges})
+    e = t * {edges} + i
+    inside = e < num_edges
+    row = tl.load(row_of + e, inside, num_rows)
+    above = tl.load(row_of + (e - 1), inside & (e > 0), -1)
+    below = tl.load(row_of + (e + 1), e + 1 < num_edges, -1)
+    starts = (row != above) | (i == 0)
+    rank = tl.cumsum(starts.to(tl.int32), 0) - 1
+    tl.store(rank_of + e, rank, inside)
+    before = tl.load(row_of + (t * {edges} - 1), t > 0, -1)
+    is_head = row == before
+    is_tail = (row == below) & (i == {edges - 1})
+    place = tl.where(row < num_rows, row, -1)
+    place = tl.where(is_tail & (row < num_rows), num_rows + 2 * t + 1, place)
+    place = tl.where(is_head & (row < num_rows), num_rows + 2 * t, place)
+    tl.store(place_of + e, -1 + i * 0)
+    tl.debug_barrier()
+    ends = (row != below) | (i == {edges - 1})
+    tl.store(place_of + (t * {edges} + rank), place, ends & inside)
+'''
+
+
+def combine_text(kind: str, edges: int, size: int) -> str:
+    """The kernel that combines the parts of rows that several tiles have, of one result: a program
+    takes the row that begins in its tile and goes on behind that."""
+    width, several = next_power_of_two(size), 16
+    has_places = kind in ('max', 'min')
+    second = ', arg, parg' if has_places else ''
+    mask = f'(c < {size})' if width > size else '(c >= 0)'
+    lines = [
+        f'last = ((tl.load(rowptr + row + 1) - 1) // {edges}).to(tl.int32)',
+        f'c = tl.arange(0, {width})[None, :]',
+        f'u = tl.arange(0, {several})[:, None]',
+        f'start = tl.cast(2 * t + 1, OFFSET) * {size} + c + u * 0',
+        f'v = tl.load(part + start, (u == 0) & {mask}, {_START[kind]})',
+    ]
+    loop = [
+        f'for first in range(t + 1, last + 1, {several}):',
+        f'    place = tl.cast(2 * (first + u), OFFSET) * {size} + c',
+        f'    m = (first + u <= last) & {mask}',
+    ]
+    if has_places:
+        better = '>' if kind == 'max' else '<'
+        lines += [
+            f'a = tl.load(parg + start, (u == 0) & {mask}, -1)', *loop,
+            f'    w = tl.load(part + place, m, {_START[kind]})',
+            '    b = tl.load(parg + place, m, -1)',
+            f'    take = m & ((w {better} v) | (a < 0) | ((w != w) & (v == v)))',
+            '    v = tl.where(take, w, v)',
+            '    a = tl.where(take, b, a)',
+            'is_nan = tl.sum((v != v).to(tl.int32), axis=0, keep_dims=True) > 0',
+            f'best = tl.{kind}(tl.where(v == v, v, {_START[kind]}), axis=0, keep_dims=True)',
+            'chosen = (a >= 0) & ((v != v) | ((v == best) & (is_nan == 0)))',
+            'a = tl.min(tl.where(chosen, a, 2147483647), axis=0, keep_dims=True)',
+            "v = tl.where(is_nan, float('nan'), best)",
+        ]
+    else:
+        lines += [*loop, '    v += tl.load(part + place, m, 0)', f'v = {sum_text("v", 0)}']
+    lines += [f'to = tl.cast(row, OFFSET) * {size} + c', _store('out', 'to', 'v', mask)]
+    if has_places:
+        lines.append(_store('arg', 'to', 'a', mask))
+    numbers = ['num_edges', 'num_rows']
+    return '\n'.join([
+        ROUNDED_ADD.rstrip(), '', '', f'@triton.jit(do_not_specialize={numbers})',
+        f'def combine_tiles(rowptr, row_of, out, part{second}, num_edges, num_rows, '
+        'OFFSET: tl.constexpr):', '    t = tl.program_id(0)',
+        f'    if (t + 1) * {edges} < num_edges:',
+        f'        row = tl.load(row_of + ((t + 1) * {edges} - 1))',
+        '        begin = tl.load(rowptr + tl.minimum(row, num_rows - 1))',
+        f'        goes_on = tl.load(row_of + (t + 1) * {edges}) == row',
+        f'        if (row < num_rows) & goes_on & (begin >= t * {edges}):',
+        *('            ' + line for line in lines), '',
+    ])  # fmt: skip
+
+
+_START = {'sum': '0', 'mean': '0', 'max': "float('-inf')", 'min': "float('inf')"}

@@ -1,0 +1,120 @@
+"""Runs the passes over tiles of edges on a GPU."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..sparse.graph import Graph
+from ..sparse.to_csr import csr_rows
+from . import _cuda
+from ._ir import NODES, Inputs
+from ._tiles import combine_text, plan_text
+
+if TYPE_CHECKING:
+    from ._passes import Pass
+
+# Kernels count edges in int32.
+MAX_EDGES = 2**31 - 2**16
+
+
+def run_pass_tiles(
+    pass_: 'Pass', graph: Graph, inputs: Inputs
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The results of a pass over destinations, and the chosen edges of maxima and minima."""
+    source = pass_.tiles(matmul_precision(pass_))
+    num_edges, device = graph.num_edges, graph.col.device
+    num_tiles = -(-num_edges // source.edges)
+    most = processors(device) * source.per_processor
+    num_programs = max(1, min(num_tiles, most))
+    outs, parts, seconds, second_parts = _allocate(pass_, graph, num_tiles, num_programs)
+    if num_tiles:
+        loads = [inputs[load] for load in source.loads]
+        tensors = [*loads, *outs, *seconds.values(), *parts.values(), *second_parts.values()]
+        nodes = [inputs[load] for load in source.loads if load[0] in NODES]
+        offset = _cuda.offset_dtype(graph.col, nodes, tensors)
+        row_of = csr_rows(graph.rowptr, 0, num_edges)
+        rank_of = place_of = row_of
+        if parts:
+            rank_of, place_of = _plan_tiles(graph, row_of, source.edges, num_tiles)
+        constants = graph.perm is not None, offset, *[x.stride(0) for x in nodes]
+        perm = graph.col if graph.perm is None else graph.perm
+        _cuda.launch_kernel(
+            source.text, source.name, source.warps, num_programs,
+            [row_of, graph.col, perm, rank_of, place_of, *tensors],
+            (num_edges, graph.num_dst, num_tiles, num_programs), constants,
+        )  # fmt: skip
+        for k, part in parts.items():
+            text = combine_text(pass_.outs[k].kind, source.edges, math.prod(part.shape[1:]))
+            second = [seconds[k], second_parts[k]] if k in seconds else []
+            _cuda.launch_kernel(
+                text, 'combine_tiles', 1, num_tiles,
+                [graph.rowptr, row_of, outs[k], part, *second], (num_edges, graph.num_dst),
+                (offset,),
+            )  # fmt: skip
+    for k, out in enumerate(pass_.outs):
+        if out.kind == 'mean':
+            degree = graph.rowptr.diff().clamp(min=1)
+            outs[k] /= degree.view(-1, *(1,) * (outs[k].dim() - 1))
+    if graph.perm is not None and num_edges:  # Positions become numbers of edges.
+        perm = graph.perm
+        seconds = {
+            k: torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()]) for k, arg in seconds.items()
+        }
+    return outs, [seconds.get(k) for k in range(len(outs))]
+
+
+def _plan_tiles(
+    graph: Graph, row_of: Tensor, edges: int, num_tiles: int
+) -> tuple[Tensor, Tensor]:
+    """What :func:`plan_text` describes."""
+    rank_of, place_of = torch.empty_like(row_of), row_of.new_empty(num_tiles * edges)
+    _cuda.launch_kernel(
+        plan_text(edges), 'plan_tiles', 1, num_tiles, [row_of, rank_of, place_of],
+        (graph.num_edges, graph.num_dst), (),
+    )  # fmt: skip
+    return rank_of, place_of
+
+
+def processors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def matmul_precision(pass_: 'Pass') -> str:
+    """How products of float32 are computed, by torch's setting; those that a maximum compares, or
+    chose, always as exactly as float32 does."""
+    compares = any(out.kind in ('max', 'min') for out in pass_.outs) or any(
+        value.op == 'load' and value.attrs[0] == 'picked' for value in pass_.program.values
+    )
+    if compares or torch.get_float32_matmul_precision() == 'highest':
+        return 'float32'
+    return 'tf32'
+
+
+def _allocate(
+    pass_: 'Pass', graph: Graph, num_tiles: int, num_programs: int
+) -> tuple[list[Tensor], dict[int, Tensor], dict[int, Tensor], dict[int, Tensor]]:
+    """Results, and by number the parts of rows in tiles; second ones of kinds that have two."""
+    device, places = graph.col.device, graph.rowptr.dtype
+    outs: list[Tensor] = []
+    parts, seconds, second_parts = {}, {}, {}
+    for k, out in enumerate(pass_.outs):
+        shape = pass_.program[out.at].shape
+        dtype = torch.float32 if out.dtype == 'acc' else getattr(torch, out.dtype)
+        if out.kind == 'total':
+            outs.append(torch.empty(num_programs, *shape, dtype=torch.float32, device=device))
+            if not num_tiles:
+                outs[-1].zero_()
+            continue
+        if out.kind == 'edge':
+            outs.append(torch.empty(graph.num_edges, *shape, dtype=dtype, device=device))
+            continue
+        dtype = torch.float32 if out.kind == 'mean' else dtype
+        outs.append(torch.zeros(graph.num_dst, *shape, dtype=dtype, device=device))
+        parts[k] = torch.empty(2 * num_tiles, *shape, dtype=torch.float32, device=device)
+        if out.kind in ('max', 'min'):
+            seconds[k] = torch.full(outs[-1].shape, -1, dtype=places, device=device)
+            second_parts[k] = torch.empty(parts[k].shape, dtype=places, device=device)
+    return outs, parts, seconds, second_parts

@@ -1,0 +1,321 @@
+"""Messages with an MLP of each edge, by kernels over tiles of edges, beside PyG in float64. On a
+GPU Triton runs them, else numpy."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import EdgeConv, MessagePassing, PointNetConv
+from torch_geometric.typing import OptTensor
+from torch_geometric.utils import scatter
+
+import pyg_fast
+from tests._report import plan_of, runs_in_blocks
+from tests.message._by_numpy import by_numpy
+from tests.message._parts import divide_rows
+
+N, E = 50, 400
+KERNEL = 'over tiles of edges'
+
+
+@contextmanager
+def on_tiles(device: torch.device) -> Iterator[list[str]]:
+    """Yields the names of kernels that numpy ran; none on a GPU."""
+    if device.type == 'cuda':
+        yield ['message_tiles']
+        return
+    with by_numpy(divide_rows) as names:
+        yield names
+
+
+def edges(num_nodes: int = N, num_edges: int = E, hub: int = 150) -> Tensor:
+    """Duplicates, loops, nodes without edges, and a row of several tiles."""
+    index = torch.randint(num_nodes, (2, num_edges), generator=torch.Generator().manual_seed(2))
+    index[1] = index[1].clamp(max=num_nodes - 5)
+    index[1, :hub] = 3
+    return index
+
+
+def results(layer: nn.Module, args: list[Any]) -> list[Tensor]:
+    """What the layer returns, and the gradients of inputs and parameters."""
+    leaves = [
+        x.requires_grad_() for x in args if isinstance(x, Tensor) and x.is_floating_point()
+    ]
+    outs = layer(*args)
+    outs = [outs] if isinstance(outs, Tensor) else list(outs)
+    given = [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out) for out in outs]
+    return [*outs, *torch.autograd.grad(outs, [*leaves, *layer.parameters()], given)]
+
+
+def as_type(args: list[Any], dtype: torch.dtype, device: torch.device) -> list[Any]:
+    return [
+        x.detach().to(device, dtype if x.is_floating_point() else x.dtype)
+        if isinstance(x, Tensor) else x for x in args
+    ]  # fmt: skip
+
+
+def check(
+    layer: nn.Module, args: list[Any], device: torch.device, dtype: torch.dtype = torch.float32,
+    tolerance: float = 2e-5,
+) -> None:  # fmt: skip
+    """Ours in `dtype`, on the weights and inputs rounded to it, is PyG's in float64."""
+    ours = pyg_fast.accelerate(copy.deepcopy(layer).to(device, dtype))
+    args = as_type(args, dtype, device)
+    theirs = copy.deepcopy(layer).to(device).double()
+    theirs.load_state_dict({name: x.double() for name, x in ours.state_dict().items()})
+    expected = results(theirs, as_type(args, torch.float64, device))
+    with on_tiles(device) as names:
+        found = results(ours, args)
+    assert KERNEL in plan_of(ours), plan_of(ours)
+    assert 'message_tiles' in names
+    assert not runs_in_blocks(ours)
+    for ours_, theirs_ in zip(found, expected, strict=True):
+        assert ours_.dtype == dtype
+        scale = theirs_.abs().max().clamp(min=1e-3)
+        assert (ours_.double() - theirs_).abs().max() <= tolerance * scale
+
+
+class Two(MessagePassing):
+    """Two layers on both ends and features of the edge."""
+
+    def __init__(self, num_in: int, hidden: int, out: int, aggr: Any = 'add', edge: int = 0):
+        super().__init__(aggr=aggr)
+        self.first = nn.Linear(2 * num_in + edge, hidden)
+        self.second = nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: OptTensor = None) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: OptTensor) -> Tensor:
+        both = [x_i, x_j] if e is None else [x_i, x_j, e]
+        return F.silu(self.second(F.silu(self.first(torch.cat(both, -1)))))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(N, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize('aggr', ['add', 'mean', 'max', 'min'])
+def test_two_layers(aggr: str, x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(Two(16, 24, 20, aggr), [x, edges()], device)
+
+
+def test_several_reductions(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(Two(16, 24, 20, ['add', 'max', 'mean']), [x, edges()], device)
+
+
+@pytest.mark.parametrize('width', [1, 7, 16])
+def test_features_of_edges(width: int, x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(Two(16, 24, 20, edge=width), [x, edges(), torch.randn(E, width)], device)
+
+
+def test_edge_conv(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    mlp = nn.Sequential(
+        nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 17), nn.LayerNorm(17), nn.Tanh(),
+        nn.Linear(17, 33), nn.GELU(), nn.Linear(33, 1), nn.Sigmoid(),
+    )  # fmt: skip
+    check(EdgeConv(mlp, 'add'), [x, edges()], device)
+    check(EdgeConv(mlp[:3], 'max'), [x, edges()], device)
+
+
+def test_point_net(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    mlp = nn.Sequential(nn.Linear(19, 24), nn.ReLU(), nn.Linear(24, 18))
+    check(PointNetConv(mlp, nn.Linear(18, 4)), [x, torch.randn(N, 3), edges()], device)
+
+
+class EGNN(MessagePassing):
+    """A gate, squared distances, and coordinates that move."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr='add')
+        self.edge = nn.Sequential(
+            nn.Linear(2 * width + 1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+        self.gate = nn.Sequential(nn.Linear(width, 1), nn.Sigmoid())
+        self.move = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
+
+    def forward(self, x: Tensor, edge_index: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
+        return self.propagate(edge_index, x=x, pos=pos)
+
+    def message(
+        self, x_i: Tensor, x_j: Tensor, pos_i: Tensor, pos_j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        gap = pos_i - pos_j
+        near = gap.square().sum(-1, keepdim=True)
+        m = self.edge(torch.cat([x_i, x_j, near], -1))
+        m = self.gate(m) * m
+        return m, gap * self.move(m)
+
+    def aggregate(
+        self, inputs: tuple[Tensor, Tensor], index: Tensor, dim_size: Optional[int] = None  # noqa: UP045
+    ) -> tuple[Tensor, Tensor]:
+        m, moved = inputs
+        return (
+            scatter(m, index, 0, dim_size, 'sum'), scatter(moved, index, 0, dim_size, 'mean'))
+
+
+def test_egnn(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(EGNN(16), [x, edges(), torch.randn(N, 3)], device)
+
+
+class Mesh(MessagePassing):
+    """New features of edges, which the nodes sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr='add')
+        self.mlp = nn.Sequential(
+            nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width))
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.propagate(edge_index, x=x, e=e)
+        return out, self.new
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        new = e + self.mlp(torch.cat([x_i, x_j, e], -1))
+        self.new = new
+        return new
+
+
+def test_outputs_of_edges(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(Mesh(16), [x, edges(), torch.randn(E, 16)], device)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+def test_half_types(aggr: str, dtype: torch.dtype, x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    if aggr == 'max' and dtype == torch.bfloat16:
+        pytest.skip('rounding chooses other edges')
+    if dtype == torch.bfloat16 and device.type == 'cpu':
+        pytest.skip('numpy has no bfloat16')
+    check(Two(16, 24, 20, aggr), [x, edges()], device, dtype, 0.05)
+
+
+_mlps = st.tuples(
+    st.lists(st.integers(1, 60), min_size=2, max_size=4),
+    st.sampled_from([nn.ReLU, nn.SiLU, nn.Tanh, nn.GELU, nn.Softplus, nn.LeakyReLU]),
+    st.booleans(), st.sampled_from(['add', 'mean', 'max']), st.integers(0, 3),
+)  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@given(_mlps, st.integers(1, 70), st.integers(2, 200))
+def test_random_mlps(mlp: Any, num_nodes: int, num_edges: int) -> None:
+    """Widths, depths, norms, gates, graphs of a few nodes and of several tiles."""
+    widths, activation, is_normed, aggr, seed = mlp
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = [nn.Linear(2 * 5, widths[0]), activation()]
+    for before, width in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, width), activation()]
+        if is_normed and width > 1:
+            layers.append(nn.LayerNorm(width))
+    index = torch.randint(num_nodes, (2, num_edges))
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    check(EdgeConv(nn.Sequential(*layers), aggr), [torch.randn(num_nodes, 5), index], device)
+
+
+@pytest.mark.parametrize('value', [float('inf'), float('nan')])
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+def test_what_is_not_finite_stays_in_its_row(
+    aggr: str, value: float, x: Tensor, device: torch.device
+) -> None:
+    torch.manual_seed(1)
+    layer, index = Two(16, 24, 20, aggr, edge=2).to(device), edges().to(device)
+    ours, x = pyg_fast.accelerate(copy.deepcopy(layer)), x.to(device)
+    e = torch.randn(E, 2, device=device)
+    with on_tiles(device):
+        clean = ours(x, index, e)
+        e[200] = value
+        found = ours(x, index, e)
+    expected = layer(x, index, e)
+    assert KERNEL in plan_of(ours)
+    others = torch.arange(N, device=device) != index[1, 200]
+    torch.testing.assert_close(found[others], clean[others])
+    assert found.isfinite().equal(expected.isfinite())
+    assert not found[index[1, 200]].isfinite().all()
+
+
+def test_same_bits(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    ours = pyg_fast.accelerate(Two(16, 24, 20).to(device))
+    args = as_type([x, edges()], torch.float32, device)
+    with on_tiles(device):
+        first, second = results(ours, args), results(ours, args)
+    assert KERNEL in plan_of(ours)
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+
+
+def test_second_derivatives(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    layer = Two(16, 24, 20).to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    found = []
+    for each in (ours, layer):
+        at = x.to(device).clone().requires_grad_()
+        with on_tiles(device):
+            out = each(at, edges().to(device))
+            (grad,) = torch.autograd.grad(out.square().sum(), at, create_graph=True)
+            found.append(torch.autograd.grad(grad.square().sum(), [at, *each.parameters()]))
+    assert KERNEL in plan_of(ours)
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize('num_edges', [2, 63, 64, 65])
+def test_few_edges(num_edges: int, x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(Two(16, 24, 20), [x, edges(num_edges=num_edges, hub=0)], device)
+
+
+def test_rounds_to_tf32_if_torch_may(x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision('high')
+    try:
+        check(Two(16, 24, 20), [x, edges()], device, tolerance=5e-3)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _dropout() -> nn.Module:
+    return EdgeConv(nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 8),
+                                  nn.ReLU()), 'add')  # fmt: skip
+
+
+@pytest.mark.parametrize('make', [
+    _dropout, lambda: Two(16, 100, 100), lambda: Two(16, 300, 8).bfloat16(),
+    lambda: Two(16, 8, 8).double(),
+])  # fmt: skip
+def test_what_runs_in_blocks(make: Callable[[], nn.Module], x: Tensor) -> None:
+    """Dropout, values that the registers cannot hold, and float64."""
+    layer = pyg_fast.accelerate(make())
+    with by_numpy(divide_rows):
+        layer(x.to(next(layer.parameters()).dtype), edges())
+    assert 'runs over blocks of' in plan_of(layer)  # They are few: PyG's code ran.
+
+
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+def test_compiled(aggr: str, x: Tensor, device: torch.device) -> None:
+    """On a CPU compiled code has none of these kernels."""
+    if device.type != 'cuda':
+        pytest.skip('kernels over tiles run on a GPU')
+    torch.manual_seed(1)
+    layer = Two(16, 24, 20, aggr).to(device)
+    ours = torch.compile(pyg_fast.accelerate(copy.deepcopy(layer)), fullgraph=True)
+    args = as_type([x, edges()], torch.float32, device)
+    for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
