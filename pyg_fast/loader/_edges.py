@@ -1,0 +1,146 @@
+"""The edges of a dataset of graphs, sorted once: those of a batch need no sort."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from ..graph.batch_edge_index import DisjointEdgeIndex
+from ..graph.graph import keep_graph
+from ..sparse.graph import Graph
+from ..sparse.to_csr import to_csr, to_csr_csc
+from ._attributes import gather
+from ._levels import EDGES, NODES, Levels, Selection, send
+from ._place import Place
+
+
+class GraphEdges:
+    """The edges of all graphs, by destination, then source, and their structure both ways.
+
+    Nodes and positions are numbered within each graph; a batch adds to them where its graphs begin.
+
+    Args:
+        edge_index: The edges of all graphs, with the node numbers of the graphs.
+        levels: Those of the dataset.
+    """
+
+    def __init__(self, edge_index: Tensor, levels: Levels) -> None:
+        device, num_edges = edge_index.device, edge_index.size(1)
+        sizes = [torch.from_numpy(levels.sizes(k)).to(device) for k in (NODES, EDGES)]
+        first = [each.cumsum(0) - each for each in sizes]
+        node = first[0].repeat_interleave(sizes[1])
+        first_edge = first[1].repeat_interleave(sizes[0])
+        num_nodes = first_edge.size(0)
+
+        def positions(edges: Tensor, by: str) -> Tensor:
+            return to_csr(edges, num_nodes, num_nodes, by=by, wait=True)[2].long()
+
+        # Sorted in the rows of both structures, which are one if the graphs are symmetric.
+        edges = edge_index.long() + node
+        order = positions(edges, 'dst')
+        order = order[positions(edges[:, order], 'src')]
+        rowptr, col, perm, t_rowptr, t_col, t_perm = to_csr_csc(
+            edges[:, order], num_nodes, num_nodes, wait=True
+        )
+        self.perm = order[perm.long()]  # the position of each edge in the dataset
+        place = torch.empty_like(order)
+        place[perm.long()] = torch.arange(num_edges, device=device)
+        dst = edges[1][self.perm]
+        self.is_loop_free = not bool((col == dst).any())
+        self.is_symmetric = torch.equal(rowptr, t_rowptr) and torch.equal(col, t_col)
+        self.longest_row = int(rowptr.diff().max()) if num_nodes else 0
+        # Of each edge its source and destination; in the transpose a destination, and how far the
+        # edge is from there.
+        away = place[t_perm.long()] - torch.arange(num_edges, device=device)
+        self.ends = torch.stack([col - node, dst - node, t_col - node, away], 1).int()
+        self.rowptr = torch.stack([rowptr[:-1], t_rowptr[:-1]], 1).sub(first_edge[:, None]).int()
+
+    def to(self, place: Place) -> None:
+        """Moves them where batches read them."""
+        self.ends, self.rowptr = place(self.ends), place(self.rowptr)
+
+    def take(self, graphs: Selection) -> EdgeIndex:
+        """The edges of a batch, sorted by destination, with their structure both ways."""
+        num_nodes, num_edges = graphs.num_rows(NODES), graphs.num_rows(EDGES)
+        data = torch.empty(2, num_edges, dtype=torch.int64, device=graphs.device)
+        both = torch.empty(2, num_edges, dtype=torch.int32, device=graphs.device)
+        rowptr = torch.empty(2, num_nodes + 1, dtype=torch.int32, device=graphs.device)
+        is_shared = self.is_symmetric and graphs.padding is None
+        self._write_edges(graphs, data, both, is_shared)
+        self._write_rowptr(graphs, rowptr)
+        longest_row = self.longest_row
+        if graphs.padding is None:
+            rowptr[:, num_nodes:].fill_(num_edges)
+        else:
+            longest_row = max(longest_row, write_ring(graphs, data, both, rowptr))
+        (by_dst, by_src), col = rowptr.unbind(), data[0].int()
+        graph = Graph(
+            by_dst, col, None, by_dst if is_shared else by_src, col if is_shared else both[0],
+            both[1], num_nodes, num_nodes, longest_row=longest_row,
+        )  # fmt: skip
+        out = DisjointEdgeIndex.of(data, by_dst.long())
+        keep_graph(out, graph, self.is_loop_free)
+        return out
+
+    def _write_edges(
+        self, graphs: Selection, data: Tensor, both: Tensor, is_shared: bool
+    ) -> None:
+        """Writes the ends of the edges, and the other ends and the positions in the transpose."""
+        count = graphs.num_real_rows(EDGES)
+        index, owner, place = (each[:count] for each in graphs.rows(EDGES))
+        ends = gather(self.ends, index)
+        node = graphs.offsets(NODES).index_select(0, owner)
+        torch.add(ends[:, :2].t(), node, out=data[:, :count])
+        torch.add(ends[:, 3], place, out=both[1, :count])
+        if not is_shared:
+            torch.add(ends[:, 2], node, out=both[0, :count])
+
+    def _write_rowptr(self, graphs: Selection, rowptr: Tensor) -> None:
+        """Writes the first edge of each node, in both structures."""
+        count = graphs.num_real_rows(NODES)
+        index, owner, _ = (each[:count] for each in graphs.rows(NODES))
+        first_edge = graphs.offsets(EDGES).index_select(0, owner)
+        torch.add(gather(self.rowptr, index).t(), first_edge, out=rowptr[:, :count])
+
+
+class Ring(NamedTuple):
+    """The edges of a padding, by destination, and their structure both ways."""
+
+    ends: np.ndarray  # sources and destinations
+    transpose: np.ndarray  # destinations and positions, by source
+    rowptr: np.ndarray  # of both
+    longest_row: int
+
+
+def ring_of(graphs: Selection) -> Ring:
+    """The edges of a padding, spread over its nodes: each edge goes to a node from the next one, so
+    that none is a loop."""
+    assert graphs.padding is not None
+    num_nodes, num_edges = graphs.num_real_rows(NODES), graphs.num_real_rows(EDGES)
+    count, extra = graphs.padding
+    begin = np.arange(count + 1) * extra // count
+    degree = np.diff(begin)
+    dst = np.repeat(np.arange(count), degree)
+    t_degree = np.roll(degree, 1)
+    t_col = (np.repeat(np.arange(count), t_degree) - 1) % count
+    t_perm = np.roll(np.arange(extra), int(degree[-1]))
+    t_begin = np.concatenate([[0], np.cumsum(t_degree)])
+    return Ring(
+        np.stack([(dst + 1) % count, dst]) + num_nodes,
+        np.stack([t_col + num_nodes, t_perm + num_edges]),
+        np.stack([begin, t_begin]) + num_edges, int(degree.max()),
+    )  # fmt: skip
+
+
+def write_ring(graphs: Selection, data: Tensor, both: Tensor, rowptr: Tensor) -> int:
+    """Writes the edges of the padding, in one copy to the device; returns the longest row."""
+    ring, num_edges = ring_of(graphs), graphs.num_real_rows(EDGES)
+    flat = np.concatenate([each.ravel() for each in (ring.ends, ring.transpose, ring.rowptr)])
+    count, size = ring.ends.size, ring.rowptr.size
+    ends, transpose, ptr = send(flat, graphs.device).split([count, count, size])
+    data[:, num_edges:] = ends.view(2, -1)
+    both[:, num_edges:] = transpose.view(2, -1)
+    rowptr[:, graphs.num_real_rows(NODES) :] = ptr.view(2, -1)
+    return ring.longest_row
