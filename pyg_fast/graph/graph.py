@@ -219,11 +219,11 @@ def keep_graph(edge_index: EdgeIndex, graph: Graph, loop_free: bool) -> None:
         graph (Graph): The same edges in the same order.
         loop_free (bool): Whether there are no self-loops.
     """
-    cache, size = cache_of(edge_index), (graph.num_src, graph.num_dst)
-    store(edge_index, GraphRequest(*size, False), graph, wait=False)
-    if loop_free:
+    cache, request = cache_of(edge_index), GraphRequest(graph.num_src, graph.num_dst, False)
+    store(edge_index, request, graph, wait=False)
+    if loop_free and request in cache.entries:
         cache.has_loops = False
-        store(edge_index, GraphRequest(*size, True), graph, wait=False)
+        cache.entries[request._replace(drop_loops=True)] = cache.entries[request]
     cache.hops = ()
 
 

@@ -31,8 +31,8 @@ class GraphEdges:
         sizes = [torch.from_numpy(levels.sizes(k)).to(device) for k in (NODES, EDGES)]
         first = [each.cumsum(0) - each for each in sizes]
         node = first[0].repeat_interleave(sizes[1])
-        first_edge = first[1].repeat_interleave(sizes[0])
-        num_nodes = first_edge.size(0)
+        first_edge = [first[1].repeat_interleave(size) for size in (sizes[1], sizes[0])]
+        num_nodes = first_edge[1].size(0)
 
         def positions(edges: Tensor, by: str) -> Tensor:
             return to_csr(edges, num_nodes, num_nodes, by=by, wait=True)[2].long()
@@ -51,11 +51,10 @@ class GraphEdges:
         self.is_loop_free = not bool((col == dst).any())
         self.is_symmetric = torch.equal(rowptr, t_rowptr) and torch.equal(col, t_col)
         self.longest_row = int(rowptr.diff().max()) if num_nodes else 0
-        # Of each edge its source and destination; in the transpose a destination, and how far the
-        # edge is from there.
-        away = place[t_perm.long()] - torch.arange(num_edges, device=device)
-        self.ends = torch.stack([col - node, dst - node, t_col - node, away], 1).int()
-        self.rowptr = torch.stack([rowptr[:-1], t_rowptr[:-1]], 1).sub(first_edge[:, None]).int()
+        # Of each edge its source and destination; in the transpose a destination and a position.
+        position = place[t_perm.long()] - first_edge[0]
+        self.ends = torch.stack([col - node, dst - node, t_col - node, position], 1).int()
+        self.rowptr = torch.stack([rowptr[:-1], t_rowptr[:-1]], 1).sub(first_edge[1][:, None]).int()
 
     def to(self, place: Place) -> None:
         """Moves them where batches read them."""
@@ -64,52 +63,43 @@ class GraphEdges:
     def take(self, graphs: Selection) -> EdgeIndex:
         """The edges of a batch, sorted by destination, with their structure both ways."""
         num_nodes, num_edges = graphs.num_rows(NODES), graphs.num_rows(EDGES)
-        data = torch.empty(2, num_edges, dtype=torch.int64, device=graphs.device)
-        both = torch.empty(2, num_edges, dtype=torch.int32, device=graphs.device)
+        edges = torch.empty(4, num_edges, dtype=torch.int32, device=graphs.device)
         rowptr = torch.empty(2, num_nodes + 1, dtype=torch.int32, device=graphs.device)
-        is_shared = self.is_symmetric and graphs.padding is None
-        self._write_edges(graphs, data, both, is_shared)
-        self._write_rowptr(graphs, rowptr)
+        count = graphs.num_real_rows(EDGES)
+        source, owner = (each[:count] for each in graphs.rows(EDGES))
+        added = graphs.of_edges.index_select(0, owner)
+        torch.add(gather(self.ends, source).t(), added.t(), out=edges[:, :count])
+        count = graphs.num_real_rows(NODES)
+        source, owner = (each[:count] for each in graphs.rows(NODES))
+        added = graphs.first_edge.index_select(0, owner)
+        torch.add(gather(self.rowptr, source).t(), added, out=rowptr[:, :count])
         longest_row = self.longest_row
         if graphs.padding is None:
             rowptr[:, num_nodes:].fill_(num_edges)
         else:
-            longest_row = max(longest_row, write_ring(graphs, data, both, rowptr))
-        (by_dst, by_src), col = rowptr.unbind(), data[0].int()
+            longest_row = max(longest_row, write_ring(graphs, edges, rowptr))
+        return self._prepared(edges, rowptr, longest_row, graphs.padding is not None)
+
+    def _prepared(
+        self, edges: Tensor, rowptr: Tensor, longest_row: int, is_padded: bool
+    ) -> EdgeIndex:
+        col, _, t_col, t_perm = edges.unbind()
+        by_dst, by_src = rowptr.unbind()
+        if self.is_symmetric and not is_padded:
+            by_src, t_col = by_dst, col
+        size = by_dst.size(0) - 1
         graph = Graph(
-            by_dst, col, None, by_dst if is_shared else by_src, col if is_shared else both[0],
-            both[1], num_nodes, num_nodes, longest_row=longest_row,
-        )  # fmt: skip
-        out = DisjointEdgeIndex.of(data, by_dst.long())
+            by_dst, col, None, by_src, t_col, t_perm, size, size, longest_row=longest_row
+        )
+        out = DisjointEdgeIndex.of(edges[:2].long(), by_dst.long())
         keep_graph(out, graph, self.is_loop_free)
         return out
-
-    def _write_edges(
-        self, graphs: Selection, data: Tensor, both: Tensor, is_shared: bool
-    ) -> None:
-        """Writes the ends of the edges, and the other ends and the positions in the transpose."""
-        count = graphs.num_real_rows(EDGES)
-        index, owner, place = (each[:count] for each in graphs.rows(EDGES))
-        ends = gather(self.ends, index)
-        node = graphs.offsets(NODES).index_select(0, owner)
-        torch.add(ends[:, :2].t(), node, out=data[:, :count])
-        torch.add(ends[:, 3], place, out=both[1, :count])
-        if not is_shared:
-            torch.add(ends[:, 2], node, out=both[0, :count])
-
-    def _write_rowptr(self, graphs: Selection, rowptr: Tensor) -> None:
-        """Writes the first edge of each node, in both structures."""
-        count = graphs.num_real_rows(NODES)
-        index, owner, _ = (each[:count] for each in graphs.rows(NODES))
-        first_edge = graphs.offsets(EDGES).index_select(0, owner)
-        torch.add(gather(self.rowptr, index).t(), first_edge, out=rowptr[:, :count])
 
 
 class Ring(NamedTuple):
     """The edges of a padding, by destination, and their structure both ways."""
 
-    ends: np.ndarray  # sources and destinations
-    transpose: np.ndarray  # destinations and positions, by source
+    edges: np.ndarray  # sources and destinations; by source, destinations and positions
     rowptr: np.ndarray  # of both
     longest_row: int
 
@@ -127,20 +117,18 @@ def ring_of(graphs: Selection) -> Ring:
     t_col = (np.repeat(np.arange(count), t_degree) - 1) % count
     t_perm = np.roll(np.arange(extra), int(degree[-1]))
     t_begin = np.concatenate([[0], np.cumsum(t_degree)])
+    ends = np.stack([(dst + 1) % count, dst, t_col]) + num_nodes
     return Ring(
-        np.stack([(dst + 1) % count, dst]) + num_nodes,
-        np.stack([t_col + num_nodes, t_perm + num_edges]),
+        np.concatenate([ends, t_perm[None] + num_edges]),
         np.stack([begin, t_begin]) + num_edges, int(degree.max()),
     )  # fmt: skip
 
 
-def write_ring(graphs: Selection, data: Tensor, both: Tensor, rowptr: Tensor) -> int:
+def write_ring(graphs: Selection, edges: Tensor, rowptr: Tensor) -> int:
     """Writes the edges of the padding, in one copy to the device; returns the longest row."""
-    ring, num_edges = ring_of(graphs), graphs.num_real_rows(EDGES)
-    flat = np.concatenate([each.ravel() for each in (ring.ends, ring.transpose, ring.rowptr)])
-    count, size = ring.ends.size, ring.rowptr.size
-    ends, transpose, ptr = send(flat, graphs.device).split([count, count, size])
-    data[:, num_edges:] = ends.view(2, -1)
-    both[:, num_edges:] = transpose.view(2, -1)
+    ring = ring_of(graphs)
+    flat = np.concatenate([ring.edges.ravel(), ring.rowptr.ravel()])
+    ends, ptr = send(flat, graphs.device).split([ring.edges.size, ring.rowptr.size])
+    edges[:, graphs.num_real_rows(EDGES) :] = ends.view(4, -1)
     rowptr[:, graphs.num_real_rows(NODES) :] = ptr.view(2, -1)
     return ring.longest_row

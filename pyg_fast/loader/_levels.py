@@ -81,7 +81,6 @@ class Rows(NamedTuple):
 
     source: Tensor  # in the dataset
     owner: Tensor  # the number of the graph of each in the batch
-    place: Tensor  # their own numbers
 
 
 class Selection:
@@ -106,14 +105,28 @@ class Selection:
             start = np.concatenate([start, ends[:, -1:]], axis=1)
         self.num_graphs = count.shape[1]
         self._last = ends[:, -1]
-        packed = np.zeros((3, len(ends), self.num_graphs + 1), dtype=np.int64)
         #: Of each level the first row of each graph in the batch, and the number of rows.
-        self.ptr = packed[0]
+        self.ptr = np.zeros((len(ends), self.num_graphs + 1), dtype=np.int64)
         np.cumsum(count, axis=1, out=self.ptr[:, 1:])
-        packed[1, :, :-1] = count
-        np.subtract(start, self.ptr[:, :-1], out=packed[2, :, :-1])
-        self._ptr, self._count, self._shift = send(packed, device).unbind()
+        self._count, self._shift = count, start - self.ptr[:, :-1]
         self._rows: dict[int, Rows] = {}
+        self._send()
+
+    def _send(self) -> None:
+        """Copies to the device what it reads."""
+        first = self.ptr[: EDGES + 1, :-1].astype(np.int32)
+        ends = np.stack([first[NODES], first[NODES], first[NODES], first[EDGES]], 1)
+        short = np.concatenate([ends.ravel(), first[EDGES], first[EDGES]])  # of an even length
+        parts = self.ptr, self._count, self._shift, short.view(np.int64)
+        flat = send(np.concatenate([part.ravel() for part in parts]), self.device)
+        ptr, count, shift, table = flat.split([part.size for part in parts])
+        self._ptr = ptr.view(self.ptr.shape)
+        self._device_rows = count.view(self._count.shape), shift.view(self._count.shape)
+        table = table.view(torch.int32)
+        #: Of each graph what its edges add to both ends, the end in the transpose and the position.
+        self.of_edges = table[: ends.size].view(-1, 4)
+        #: The first edge of each graph, int32.
+        self.first_edge = table[ends.size : ends.size + self.num_graphs]
 
     def num_rows(self, level: int) -> int:
         """The number of rows of the batch."""
@@ -130,15 +143,30 @@ class Selection:
     def rows(self, level: int) -> Rows:
         """The rows of the batch."""
         if level not in self._rows:
-            total = self.num_rows(level)
-            owner = place = torch.arange(total, device=self.device)
-            if level != GRAPHS:
-                owner = torch.repeat_interleave(self._count[level, :-1], output_size=total)
-            index = self._shift[level].index_select(0, owner).add_(place)
-            if self.padding is not None:
-                index.clamp_(max=int(self._last[level]))
-            self._rows[level] = Rows(index, owner, place)
+            on_host = self.device.type == 'cpu'
+            self._rows[level] = (self._host_rows if on_host else self._find_rows)(level)
         return self._rows[level]
+
+    def _find_rows(self, level: int) -> Rows:
+        total = self.num_rows(level)
+        count, shift = self._device_rows
+        owner = place = torch.arange(total, device=self.device)
+        if level != GRAPHS:
+            owner = torch.repeat_interleave(count[level], output_size=total)
+        source = shift[level].index_select(0, owner).add_(place)
+        if self.padding is not None:
+            source.clamp_(max=int(self._last[level]))
+        return Rows(source, owner)
+
+    def _host_rows(self, level: int) -> Rows:
+        """The same by NumPy, which takes a third of the time of torch for few rows."""
+        count = self._count[level]
+        source = np.repeat(self._shift[level], count)
+        source += np.arange(len(source))
+        if self.padding is not None:
+            np.minimum(source, self._last[level], out=source)
+        owner = np.repeat(np.arange(len(count)), count)
+        return Rows(torch.from_numpy(source), torch.from_numpy(owner))
 
 
 def send(values: np.ndarray, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """Batches of small graphs, made on the device that uses them."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -53,8 +53,8 @@ class GraphLoader(DataLoader):
     :obj:`batch.to_data_list()` give the graphs back. Given the same seed or :obj:`generator`,
     batches have the graphs of PyG's.
 
-    **Edges** are sorted by destination, then source, and :obj:`edge_attr` and other edge-level
-    attributes with them, as after :class:`~pyg_fast.transforms.ToCSR`. The :obj:`edge_index` is an
+    **Edges** are sorted by destination, then source, and with them :obj:`edge_attr` and all other
+    attributes that have a row for each edge in every graph. The :obj:`edge_index` is an
     :class:`~torch_geometric.EdgeIndex` that kernels read without sorting; for
     :func:`torch.compile` of PyG's layers use :obj:`batch.edge_index.as_tensor()`. With
     :obj:`edge_order='dataset'` edges keep their order, and the :obj:`edge_index` is a plain tensor.
@@ -144,16 +144,8 @@ class GraphLoader(DataLoader):
         num_replicas: int | None = None,
         **kwargs: object,
     ) -> None:
-        unknown = sorted(set(kwargs) - WITHOUT_EFFECT)
-        if unknown:
-            raise TypeError(f'GraphLoader got unexpected arguments {unknown}')
         check_dataset(dataset)
-        check_number('batch_size', batch_size, 1)
-        check_bool('shuffle', shuffle)
-        check_bool('drop_last', drop_last)
-        check_choice('edge_order', edge_order, _EDGE_ORDERS)
-        if pad is not None:
-            check_choice('pad', pad, ('buckets',))
+        _check_options(batch_size, shuffle, drop_last, edge_order, pad, kwargs)
         self.pad, self.edge_order = pad, edge_order
         self.rank, self.num_replicas = rank, num_replicas
         self.num_unpadded = self.epoch = 0
@@ -170,9 +162,7 @@ class GraphLoader(DataLoader):
         )  # fmt: skip
         self._read(read_graphs(dataset), device)
         self._seen: dict[int, list[tuple[int, int]]] = {}
-        self._buckets: Buckets | None = None
-        if pad is not None:
-            self._buckets = self._choose_buckets()
+        self._buckets = None if pad is None else self._choose_buckets()
 
     def _read(self, graphs: Sequence[object], device: torch.device | str | None) -> None:
         """Collates the dataset, or keeps the graphs for PyG's code."""
@@ -292,6 +282,21 @@ class GraphLoader(DataLoader):
         elif self.pad is not None:
             parts.append('buckets after the first epoch')
         return f'{type(self).__name__}({", ".join(parts)})'
+
+
+def _check_options(
+    batch_size: int, shuffle: bool, drop_last: bool, edge_order: str, pad: str | None,
+    others: Mapping[str, object],
+) -> None:  # fmt: skip
+    unknown = sorted(set(others) - WITHOUT_EFFECT)
+    if unknown:
+        raise TypeError(f'GraphLoader got unexpected arguments {unknown}')
+    check_number('batch_size', batch_size, 1)
+    check_bool('shuffle', shuffle)
+    check_bool('drop_last', drop_last)
+    check_choice('edge_order', edge_order, _EDGE_ORDERS)
+    if pad is not None:
+        check_choice('pad', pad, ('buckets',))
 
 
 def _share(

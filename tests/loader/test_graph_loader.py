@@ -46,8 +46,9 @@ class PairData(Data):
         return None if key == 'stacked' else super().__cat_dim__(key, value, *args, **kwargs)
 
 
-def _edges(num_src: int, num_dst: int, generator: torch.Generator) -> Tensor:
-    count = int(torch.randint(12, (1,), generator=generator)) if num_src * num_dst else 0
+def _edges(num_src: int, num_dst: int, generator: torch.Generator, least: int = 0) -> Tensor:
+    count = int(torch.randint(least, least + 12, (1,), generator=generator))
+    count = count if num_src * num_dst else 0
     ends = [torch.randint(max(1, n), (count,), generator=generator) for n in (num_src, num_dst)]
     return torch.stack(ends)
 
@@ -58,7 +59,8 @@ def _attributes(graph: int, generator: torch.Generator, is_cycle: bool) -> dict[
         return torch.randn(*shape, generator=generator)
 
     n = int(torch.randint(1, 7, (1,), generator=generator))
-    m = int(torch.randint(4, (1,), generator=generator))
+    # Never as many as edges, unless there are none: PyG would take these rows for edges.
+    m = int(torch.randint(4, (1,), generator=generator)) * 30
     edges = _edges(n, n, generator)
     if is_cycle:  # as many edges as nodes
         edges = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
@@ -77,8 +79,8 @@ def _attributes(graph: int, generator: torch.Generator, is_cycle: bool) -> dict[
         'batch': torch.arange(n), 'complex': torch.complex(real(m), real(m)),
         'edge_kind': real(e) > 0,
         # of PairData
-        'x_t': real(m, 2), 'edge_index_t': _edges(m, m, generator), 'stacked': real(2, 3),
-        'edge_index_st': _edges(n, m, generator), 'count': 5, 'scalar_inc': torch.arange(m),
+        'x_t': real(m, 2), 'edge_index_t': _edges(m, m, generator, 12), 'stacked': real(2, 3),
+        'edge_index_st': _edges(n, m, generator, 12), 'count': 5, 'scalar_inc': torch.arange(m),
         'num_nodes': n,
     }  # fmt: skip
 
