@@ -1,9 +1,9 @@
 """Trains a model of molecules with PyG's loader and layers and with pyg_fast's, side by side.
 
-The model is that of OGB's molecules: embeddings of atoms and bonds, GINE layers with batch norm, and
-a mean over atoms. PyG's loop is that of most code on molecules: a DataLoader on the host, and each
-batch moved to the device. Ours differs by two lines: a GraphLoader, which keeps the molecules on
-the device and sorts no batch, and `accelerate`. The molecules are those of gps.py. Ends with a
+The model is that of OGB's molecules: embeddings of atoms and bonds, GINE layers with batch norm,
+and a mean over atoms. PyG's loop is that of most code on molecules: a DataLoader on the host, and
+each batch moved to the device. Ours differs by two lines: a GraphLoader, which keeps the molecules
+on the device and sorts no batch, and `accelerate`. The molecules are those of gps.py. Ends with a
 table: the error on unseen molecules, and the times of a batch: of making it, and of loading and
 training. `python examples/molecules.py --help` lists options.
 """
@@ -55,7 +55,7 @@ class GIN(nn.Module):
 
     def forward(self, data: Data) -> Tensor:
         x = self.atom(data.x)
-        for bond, conv, norm in zip(self.bonds, self.convs, self.norms):
+        for bond, conv, norm in zip(self.bonds, self.convs, self.norms, strict=True):
             x = x + norm(conv(x, data.edge_index, bond(data.edge_attr))).relu()
         return self.last(global_mean_pool(x, data.batch, data.num_graphs)).squeeze(-1)
 

@@ -68,7 +68,7 @@ class TensorAttribute:
         if self.inc is not None:
             incs = self._tensor_incs(graphs)
             incs = incs.view(len(incs), *[1] * (self.rows.dim() + 1 - incs.dim()), *incs.shape[1:])
-            incs = send(incs.squeeze(self.dim + 1).contiguous().numpy(), graphs.device)
+            (incs,) = send([incs.squeeze(self.dim + 1).contiguous().numpy()], graphs.device)
             return incs.index_select(0, graphs.rows(self.level).owner)
         if self.inc_level is None or graphs.ptr[self.inc_level, graphs.num_graphs - 1] == 0:
             return None
@@ -161,9 +161,10 @@ class ListAttribute:
 
 def gather(rows: Tensor, index: Tensor) -> Tensor:
     """Rows in memory of the device, or in pinned memory that it reads."""
+    if rows.device == index.device:
+        return rows.index_select(0, index)
     out = ops.gather_rows.default(rows, index, None, None, None, None, None)
-    if rows.device != index.device:
-        keep_until_read(index.device, rows)
+    keep_until_read(index.device, rows)
     return out
 
 

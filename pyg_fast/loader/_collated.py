@@ -99,7 +99,8 @@ class Collated:
         out = attribute.take(graphs)
         if is_edges and graphs.padding is not None:
             assert isinstance(out, Tensor)
-            out[:, graphs.num_real_rows(EDGES) :] = send(ring_of(graphs).edges[:2], graphs.device)
+            (ends,) = send([ring_of(graphs).edges[:2]], graphs.device)
+            out[:, graphs.num_real_rows(EDGES) :] = ends
         return out
 
     def _add_masks(self, values: dict[str, object], graphs: Selection) -> None:

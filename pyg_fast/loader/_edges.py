@@ -127,8 +127,7 @@ def ring_of(graphs: Selection) -> Ring:
 def write_ring(graphs: Selection, edges: Tensor, rowptr: Tensor) -> int:
     """Writes the edges of the padding, in one copy to the device; returns the longest row."""
     ring = ring_of(graphs)
-    flat = np.concatenate([ring.edges.ravel(), ring.rowptr.ravel()])
-    ends, ptr = send(flat, graphs.device).split([ring.edges.size, ring.rowptr.size])
-    edges[:, graphs.num_real_rows(EDGES) :] = ends.view(4, -1)
-    rowptr[:, graphs.num_real_rows(NODES) :] = ptr.view(2, -1)
+    of_padding, ptr = send([ring.edges, ring.rowptr], graphs.device)
+    edges[:, graphs.num_real_rows(EDGES) :] = of_padding
+    rowptr[:, graphs.num_real_rows(NODES) :] = ptr
     return ring.longest_row

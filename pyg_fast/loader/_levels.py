@@ -1,5 +1,6 @@
 """Where the rows of each graph of a dataset lie, and those of a batch of its graphs."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,19 +115,15 @@ class Selection:
 
     def _send(self) -> None:
         """Copies to the device what it reads."""
-        first = self.ptr[: EDGES + 1, :-1].astype(np.int32)
-        ends = np.stack([first[NODES], first[NODES], first[NODES], first[EDGES]], 1)
-        short = np.concatenate([ends.ravel(), first[EDGES], first[EDGES]])  # of an even length
-        parts = self.ptr, self._count, self._shift, short.view(np.int64)
-        flat = send(np.concatenate([part.ravel() for part in parts]), self.device)
-        ptr, count, shift, table = flat.split([part.size for part in parts])
-        self._ptr = ptr.view(self.ptr.shape)
-        self._device_rows = count.view(self._count.shape), shift.view(self._count.shape)
-        table = table.view(torch.int32)
-        #: Of each graph what its edges add to both ends, the end in the transpose and the position.
-        self.of_edges = table[: ends.size].view(-1, 4)
-        #: The first edge of each graph, int32.
-        self.first_edge = table[ends.size : ends.size + self.num_graphs]
+        nodes, edges = self.ptr[NODES : EDGES + 1, :-1].astype(np.int32)
+        of_edges = np.empty((self.num_graphs, 4), dtype=np.int32)
+        of_edges[:, :3] = nodes[:, None]
+        of_edges[:, 3] = edges
+        sent = send([self.ptr, self._count, self._shift, of_edges, edges], self.device)
+        self._ptr, self._sent_count, self._sent_shift = sent[:3]
+        #: Of each graph what its edges add to both ends, the end in the transpose and the position;
+        #: and its first edge, int32.
+        self.of_edges, self.first_edge = sent[3:]
 
     def num_rows(self, level: int) -> int:
         """The number of rows of the batch."""
@@ -149,27 +146,37 @@ class Selection:
 
     def _find_rows(self, level: int) -> Rows:
         total = self.num_rows(level)
-        count, shift = self._device_rows
         owner = place = torch.arange(total, device=self.device)
         if level != GRAPHS:
-            owner = torch.repeat_interleave(count[level], output_size=total)
-        source = shift[level].index_select(0, owner).add_(place)
+            owner = torch.repeat_interleave(self._sent_count[level], output_size=total)
+        source = self._sent_shift[level].index_select(0, owner).add_(place)
         if self.padding is not None:
             source.clamp_(max=int(self._last[level]))
         return Rows(source, owner)
 
     def _host_rows(self, level: int) -> Rows:
         """The same by NumPy, which takes a third of the time of torch for few rows."""
-        count = self._count[level]
-        source = np.repeat(self._shift[level], count)
-        source += np.arange(len(source))
+        count, shift = self._count[level], self._shift[level]
+        owner = place = np.arange(self.num_rows(level))
+        if level == GRAPHS:
+            source = shift + place
+        else:
+            owner = np.repeat(np.arange(len(count)), count)
+            source = np.repeat(shift, count)
+            source += place
         if self.padding is not None:
             np.minimum(source, self._last[level], out=source)
-        owner = np.repeat(np.arange(len(count)), count)
         return Rows(torch.from_numpy(source), torch.from_numpy(owner))
 
 
-def send(values: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device, without a wait for it."""
-    out = torch.from_numpy(values)
-    return out if device.type == 'cpu' else out.pin_memory().to(device, non_blocking=True)
+def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Arrays on the device, by one copy that nothing waits for; those of longer numbers first."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    if device.type == 'cpu':
+        return tensors
+    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    parts = flat.pin_memory().to(device, non_blocking=True).split([t.nbytes for t in tensors])
+    return [
+        part.view(tensor.dtype).view(tensor.shape)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]

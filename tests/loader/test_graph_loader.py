@@ -24,6 +24,7 @@ from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 import pyg_fast
 from pyg_fast.graph import graph_of
 from pyg_fast.loader import GraphLoader
+from pyg_fast.loader._levels import EDGES, GRAPHS, NODES, Levels, Padding, Selection
 from pyg_fast.nn import FusedGATConv, FusedGCNConv, FusedSAGEConv
 from pyg_fast.transforms import ToCSR
 
@@ -412,6 +413,23 @@ def test_later_changes_have_no_effect(device: torch.device) -> None:
     check_equal(loader([0]).x, first)
 
 
+def test_as_lightning_makes_it_again(device: torch.device) -> None:
+    """From its public attributes, with a sampler of its own."""
+    graphs = molecules(12)
+    loader = GraphLoader(graphs, 4, follow_batch=['x'], device=device, edge_order='dataset')
+    names = {
+        'dataset', 'batch_size', 'follow_batch', 'exclude_keys', 'device', 'pad', 'edge_order',
+        'drop_last', 'generator', 'rank', 'num_replicas', 'num_workers', 'collate_fn', 'pin_memory',
+        'timeout', 'worker_init_fn', 'multiprocessing_context', 'prefetch_factor',
+        'persistent_workers', 'pin_memory_device', 'in_order',
+    }  # fmt: skip
+    sampler = DistributedSampler(graphs, 2, 0, shuffle=False)
+    again = GraphLoader(**{name: getattr(loader, name) for name in names}, sampler=sampler)
+    (first, second) = again
+    check_batch(first, loader([0, 2, 4, 6]), device)
+    check_batch(second, loader([8, 10]), device)
+
+
 # Replicas ---------------------------------------------------------------------------------------
 def test_replicas_share_graphs(device: torch.device) -> None:
     graphs = [Data(x=torch.ones(1, 1), y=k) for k in range(20)]
@@ -678,6 +696,16 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode('default')
+
+
+@pytest.mark.parametrize('padding', [None, Padding(3, 5)])
+def test_rows_by_torch_and_by_numpy(device: torch.device, padding: Padding | None) -> None:
+    levels = Levels(np.array([1, 0, 4, 2, 2]), np.array([0, 0, 6, 3, 1]))
+    level = levels.find_or_add('rings', np.array([3, 0, 0, 1, 2]))
+    graphs = Selection(levels, np.array([2, 4, 1, 2]), device, padding)
+    for each in (GRAPHS, NODES, EDGES, level):
+        for got, wanted in zip(graphs._find_rows(each), graphs._host_rows(each), strict=True):
+            check_equal(got, wanted)
 
 
 @pytest.mark.parametrize('pad', [None, 'buckets'])
