@@ -97,7 +97,7 @@ class Selection:
     ) -> None:
         self.device, self.ids, self.padding, self.num_real = device, ids, padding, len(ids)
         ends = levels.ptr
-        start, count = ends[:, ids], ends[:, ids + 1]
+        start, count = ends.take(ids, axis=1), ends.take(ids + 1, axis=1)
         count -= start
         if padding is not None:
             extra = np.zeros((len(ends), 1), dtype=np.int64)
@@ -109,17 +109,20 @@ class Selection:
         #: Of each level the first row of each graph in the batch, and the number of rows.
         self.ptr = np.zeros((len(ends), self.num_graphs + 1), dtype=np.int64)
         np.cumsum(count, axis=1, out=self.ptr[:, 1:])
+        #: Of each level the first row of each graph in the dataset.
+        self.start = start
         self._count, self._shift = count, start - self.ptr[:, :-1]
         self._rows: dict[int, Rows] = {}
-        self._send()
+        if device.type == 'cpu':
+            self._ptr = torch.from_numpy(self.ptr)
+        else:
+            self._send(device)
 
-    def _send(self) -> None:
+    def _send(self, device: torch.device) -> None:
         """Copies to the device what it reads."""
         nodes, edges = self.ptr[NODES : EDGES + 1, :-1].astype(np.int32)
-        of_edges = np.empty((self.num_graphs, 4), dtype=np.int32)
-        of_edges[:, :3] = nodes[:, None]
-        of_edges[:, 3] = edges
-        sent = send([self.ptr, self._count, self._shift, of_edges, edges], self.device)
+        of_edges = np.stack([nodes, nodes, nodes, edges], 1)
+        sent = send([self.ptr, self._count, self._shift, of_edges, edges], device)
         self._ptr, self._sent_count, self._sent_shift = sent[:3]
         #: Of each graph what its edges add to both ends, the end in the transpose and the position;
         #: and its first edge, int32.

@@ -278,7 +278,8 @@ class GraphLoader(DataLoader):
         if self.device is not None:
             parts.append(f"device='{self.device}'")
         if self._buckets is not None:
-            parts.append(f'buckets={list(self.buckets)}, overhead={self._buckets.overhead:.1%}')
+            sizes = [tuple(size) for size in self.buckets]
+            parts.append(f'buckets={sizes}, overhead={self._buckets.overhead:.1%}')
         elif self.pad is not None:
             parts.append('buckets after the first epoch')
         return f'{type(self).__name__}({", ".join(parts)})'
