@@ -199,12 +199,12 @@ class Order:
         local = np.split(perm.cpu().numpy() - np.repeat(begin, sizes), begin[1:])
         return [
             value[part] if isinstance(value, np.ndarray) else
-            _taken(value, part)
+            _take_at(value, part)
             for value, part in zip(values, local, strict=True)
         ]  # fmt: skip
 
 
-def _taken(value: object, places: Ints) -> object:
+def _take_at(value: object, places: Ints) -> object:
     """The entries of a list or a tuple at these places."""
     assert isinstance(value, (list, tuple))
     out = [value[k] for k in places]
@@ -229,7 +229,7 @@ class Column:
             ValueError: If it is not like those of the graphs before.
             NotCollatable: If only PyG's code can join such values.
         """
-        dim, value = self._prepared(data, value)
+        dim, value = self._find_dim(data, value)
         kind = _kind_of(self.key, value, dim)
         if not self._values:
             self._kind = kind
@@ -249,7 +249,7 @@ class Column:
                 column = self._parts.setdefault(key, Column(name))
                 column.add(graph, data, inner)
 
-    def _prepared(self, data: Data, value: object) -> tuple[object, object]:
+    def _find_dim(self, data: Data, value: object) -> tuple[object, object]:
         """The dimension along which PyG joins a value, and the value that it joins."""
         if not isinstance(value, Tensor):
             return 0, value
@@ -276,7 +276,7 @@ class Column:
         incs = self._incs
         return all(isinstance(inc, int) for inc in incs) and incs == num_nodes.tolist()
 
-    def joined(self) -> Tensor:
+    def join(self) -> Tensor:
         """The tensors of all graphs as one."""
         (dim,) = self._dims
         return torch.cat(self._values, dim)  # type: ignore[arg-type]
@@ -302,7 +302,7 @@ class Column:
             rows, level = torch.tensor(self._values), GRAPHS
         else:
             level = levels.find_or_add(self.key, self.num_rows())
-            rows = self.joined().movedim(dim, 0)
+            rows = self.join().movedim(dim, 0)
         perm = None if order is None else order.of(self.key, level)
         if perm is not None:
             rows = rows[perm.to(rows.device)]
@@ -332,7 +332,7 @@ class Column:
 def _check_joinable(key: str, value: Tensor) -> None:
     what = (
         'sparse' if is_sparse(value) else 'nested' if value.is_nested else
-        'of a class of its own' if isinstance(value, (Index, EdgeIndex)) else
+        f'of class {type(value).__name__}' if isinstance(value, (Index, EdgeIndex)) else
         'part of a computation that requires gradients' if value.requires_grad else None
     )  # fmt: skip
     if what is not None:

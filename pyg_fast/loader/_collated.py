@@ -12,9 +12,10 @@ from torch_geometric.data.storage import GlobalStorage
 
 from ..graph.prepared_graph import list_of
 from ._attributes import Attribute, Column, Order, Slices
-from ._edges import GraphEdges, ring_of
-from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, Padding, Selection, send
+from ._edges import GraphEdges, write_edges
+from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, Padding, Selection
 from ._place import Place
+from ._read_graphs import with_bar
 
 
 class Collated:
@@ -48,18 +49,19 @@ class Collated:
         self.has_edges = column is not None and column.are_edges(self.num_nodes)
         self.can_be_padded = self._has_batch and (column is None or self.has_edges)
         if column is not None and self.has_edges:
-            self.num_edges, edge_index = column.num_rows(), column.joined()
+            self.num_edges, edge_index = column.num_rows(), column.join()
             _check_nodes(edge_index, self.num_nodes, self.num_edges)
         self.levels = Levels(self.num_nodes, self.num_edges)
-        self._edges, order = None, None
+        edges, order = None, None
         if edge_index is not None and sort:
-            self._edges = GraphEdges(edge_index, self.levels)
-            self._edges.to(place)
-            order = Order(self.levels, self._edges.perm)
+            edges = GraphEdges(edge_index, self.levels, place)
+            order = Order(self.levels, edges.perm)
         self._attributes: dict[str, Attribute | None] = {
-            key: None if key == 'num_nodes' else column.collate(self.levels, place, order)
+            key: None if key == 'num_nodes' else
+            edges if key == 'edge_index' and edges is not None else
+            column.collate(self.levels, place, order)
             for key, column in columns.items()
-        }
+        }  # fmt: skip
         self._template = Batch(_base_cls=type(first)).stores_as(first)
 
     def make_batch(self, ids: Ints, padding: Padding | None, masks: bool) -> Batch:
@@ -79,7 +81,9 @@ class Collated:
                 store.__dict__['_num_nodes'] = np.diff(sizes).tolist()
                 values[key] = int(sizes[-1])
                 continue
-            values[key] = self._take(key, attribute, graphs)
+            values[key] = attribute.take(graphs)
+            if padding is not None and key == 'edge_index':
+                write_edges(values[key], graphs)
             if key in self._follow:
                 values[f'{key}_batch'], values[f'{key}_ptr'] = attribute.follow(graphs)
         if self._has_batch:
@@ -90,17 +94,6 @@ class Collated:
         store.__dict__['_num_graphs'] = graphs.num_graphs
         for name in ('slices', 'incs'):
             store.__dict__[_NAMES[name]] = Lazy(partial(self._tell, name, graphs))
-        return out
-
-    def _take(self, key: str, attribute: Attribute, graphs: Selection) -> object:
-        is_edges = key == 'edge_index' and self.has_edges
-        if is_edges and self._edges is not None:
-            return self._edges.take(graphs)
-        out = attribute.take(graphs)
-        if is_edges and graphs.padding is not None:
-            assert isinstance(out, Tensor)
-            (ends,) = send([ring_of(graphs).edges[:2]], graphs.device)
-            out[:, graphs.num_real_rows(EDGES) :] = ends
         return out
 
     def _add_masks(self, values: dict[str, object], graphs: Selection) -> None:
@@ -162,7 +155,7 @@ def _read(
     keys = [key for key in graphs[0]._store if key not in exclude_keys]
     columns = {key: Column(key) for key in keys if key != 'ptr'}
     wanted = set(keys)
-    for number, data in enumerate(graphs):
+    for number, data in enumerate(with_bar(graphs, 'collating graphs')):
         if type(data) is not type(graphs[0]):
             raise TypeError(
                 f"'dataset' must hold graphs of one class, got {type(graphs[0]).__name__} as graph "

@@ -18,16 +18,18 @@ from ._place import Place
 
 
 class GraphEdges:
-    """The edges of all graphs, by destination, then source, and their structure both ways.
+    """The edges of all graphs, an attribute: by destination, then source, and their structure both
+    ways.
 
     Nodes and positions are numbered within each graph; a batch adds to them where its graphs begin.
 
     Args:
         edge_index: The edges of all graphs, with the node numbers of the graphs.
         levels: Those of the dataset.
+        place: Where batches read them.
     """
 
-    def __init__(self, edge_index: Tensor, levels: Levels) -> None:
+    def __init__(self, edge_index: Tensor, levels: Levels, place: Place) -> None:
         device, num_edges = edge_index.device, edge_index.size(1)
         sizes = [torch.from_numpy(levels.sizes(k)).to(device) for k in (NODES, EDGES)]
         first = [each.cumsum(0) - each for each in sizes]
@@ -46,20 +48,17 @@ class GraphEdges:
             edges[:, order], num_nodes, num_nodes, wait=True
         )
         self.perm = order[perm.long()]  # the position of each edge in the dataset
-        place = torch.empty_like(order)
-        place[perm.long()] = torch.arange(num_edges, device=device)
+        place_of = torch.empty_like(order)
+        place_of[perm.long()] = torch.arange(num_edges, device=device)
         dst = edges[1][self.perm]
         self.is_loop_free = not bool((col == dst).any())
         self.is_symmetric = torch.equal(rowptr, t_rowptr) and torch.equal(col, t_col)
         self.longest_row = int(rowptr.diff().max()) if num_nodes else 0
         # Of each edge its source and destination; in the transpose a destination and a position.
-        position = place[t_perm.long()] - first_edge[0]
-        self.ends = torch.stack([col - node, dst - node, t_col - node, position], 1).int()
-        self.rowptr = torch.stack([rowptr[:-1], t_rowptr[:-1]], 1).sub(first_edge[1][:, None]).int()
-
-    def to(self, place: Place) -> None:
-        """Moves them where batches read them."""
-        self.ends, self.rowptr = place(self.ends), place(self.rowptr)
+        position = place_of[t_perm.long()] - first_edge[0]
+        self.ends = place(torch.stack([col - node, dst - node, t_col - node, position], 1).int())
+        both = torch.stack([rowptr[:-1], t_rowptr[:-1]], 1) - first_edge[1][:, None]
+        self.rowptr = place(both.int())
 
     def take(self, graphs: Selection) -> EdgeIndex:
         """The edges of a batch, sorted by destination, with their structure both ways."""
@@ -76,7 +75,7 @@ class GraphEdges:
         longest_row = self.longest_row
         if graphs.padding is not None:
             longest_row = max(longest_row, write_ring(graphs, edges, rowptr))
-        return self._prepared(edges, rowptr, longest_row, graphs.padding is not None)
+        return self._to_edge_index(edges, rowptr, longest_row, graphs.padding is not None)
 
     def _join(self, graphs: Selection) -> tuple[Tensor, Tensor]:
         """As :func:`~pyg_fast.ops.join_edges.join_edges`, on any device."""
@@ -94,7 +93,7 @@ class GraphEdges:
         torch.add(gather(self.rowptr, source).t(), added, out=rowptr[:, :count])
         return edges, rowptr
 
-    def _prepared(
+    def _to_edge_index(
         self, edges: Tensor, rowptr: Tensor, longest_row: int, is_padded: bool
     ) -> EdgeIndex:
         col, _, t_col, t_perm = edges.unbind()
@@ -108,6 +107,15 @@ class GraphEdges:
         out = DisjointEdgeIndex.of(edges[:2].long(), by_dst.long())
         keep_graph(out, graph, self.is_loop_free)
         return out
+
+    def slices(self, graphs: Selection) -> Tensor:
+        return torch.from_numpy(graphs.ptr[EDGES].copy())
+
+    def incs(self, graphs: Selection) -> Tensor:
+        return torch.from_numpy(graphs.ptr[NODES, :-1].copy())
+
+    def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
+        return graphs.rows(EDGES).owner.clone(), graphs.offsets(EDGES).clone()
 
 
 class Ring(NamedTuple):
@@ -136,6 +144,13 @@ def ring_of(graphs: Selection) -> Ring:
         np.concatenate([ends, t_perm[None] + num_edges]),
         np.stack([begin, t_begin]) + num_edges, int(degree.max()),
     )  # fmt: skip
+
+
+def write_edges(edge_index: Tensor, graphs: Selection) -> None:
+    """Writes the edges of the padding into a plain list."""
+    if not isinstance(edge_index, EdgeIndex):
+        (ends,) = send([ring_of(graphs).edges[:2]], graphs.device)
+        edge_index[:, graphs.num_real_rows(EDGES) :] = ends
 
 
 def write_ring(graphs: Selection, edges: Tensor, rowptr: Tensor) -> int:

@@ -114,7 +114,7 @@ class Selection:
         self._count, self._shift = count, start - self.ptr[:, :-1]
         self._rows: dict[int, Rows] = {}
         if device.type == 'cpu':
-            self._ptr = torch.from_numpy(self.ptr)
+            self._ptr = torch.from_numpy(self.ptr.copy())  # The batch has it, and may write it.
         else:
             self._send(device)
 

@@ -1,12 +1,14 @@
 """Reads the graphs of a dataset, once."""
 
 from collections.abc import Iterator, Sequence, Sized
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch.utils.data import ConcatDataset, Subset
 from torch_geometric.data import InMemoryDataset
 from torch_geometric.transforms import Compose, ComposeFilters
 from tqdm import tqdm
+
+T = TypeVar('T')
 
 # Transforms of PyG that give another result at each call; so do all whose names begin with Random.
 _RANDOM = frozenset((
@@ -62,13 +64,17 @@ def _parts_of(transform: object) -> Iterator[object]:
         yield transform
 
 
+def with_bar(items: Sequence[T], name: str) -> Iterator[T]:
+    """The items; a bar shows the progress if it takes long."""
+    yield from tqdm(items, name, unit='graph', delay=_SLOW)
+
+
 def read_graphs(dataset: GraphDataset) -> Sequence[object]:
-    """All graphs; a bar shows the progress if it takes long."""
+    """All graphs of a dataset."""
     if isinstance(dataset, (list, tuple)):
         return dataset
     copies = dataset._data_list if isinstance(dataset, InMemoryDataset) else None
-    with tqdm(range(len(dataset)), 'reading graphs', unit='graph', delay=_SLOW) as bar:
-        graphs = [dataset[k] for k in bar]
+    graphs = [dataset[k] for k in with_bar(range(len(dataset)), 'reading graphs')]
     if isinstance(dataset, InMemoryDataset):
         dataset._data_list = copies  # PyG would keep every graph a second time.
     return graphs

@@ -205,7 +205,7 @@ class GraphLoader(DataLoader):
         """The graphs of each batch of an epoch."""
         if self.batch_size is None or type(self.sampler) not in _SAMPLERS:
             for ids in self.batch_sampler:
-                yield _checked(ids, len(self.dataset))
+                yield _resolve_ids(ids, len(self.dataset))
             return
         order, size = np.fromiter(self.sampler, dtype=np.int64), self.batch_size
         end = len(order) - len(order) % size if self.drop_last else len(order)
@@ -218,7 +218,7 @@ class GraphLoader(DataLoader):
         Raises:
             IndexError: If the dataset has no such graph.
         """
-        return self._make_batch(_checked(index, len(self.dataset)))
+        return self._make_batch(_resolve_ids(index, len(self.dataset)))
 
     def _make_batch(self, ids: Ints) -> BaseData:
         collated = self._collated
@@ -248,7 +248,7 @@ class GraphLoader(DataLoader):
             )
         if self.batch_size is None or type(self.sampler) not in _SAMPLERS:
             return None
-        size = min(self.batch_size, len(nodes))
+        size = min(self.batch_size, len(self.sampler), len(nodes))
         if type(self.sampler) is SequentialSampler:
             order = np.arange(len(nodes))
             seen = BatchSizes(sum_batches(nodes, order, size), sum_batches(edges, order, size))
@@ -312,7 +312,7 @@ def _share(
     )
 
 
-def _checked(index: Iterable[int], count: int) -> Ints:
+def _resolve_ids(index: Iterable[int], count: int) -> Ints:
     """The numbers of graphs, negative ones counted from the end."""
     ids = np.array([int(k) for k in index], dtype=np.int64)
     if len(ids) and not (-count <= ids.min() and ids.max() < count):

@@ -542,13 +542,20 @@ def test_bar_of_slow_datasets(
 ) -> None:
     monkeypatch.setattr('pyg_fast.loader._read_graphs._SLOW', 0)
     GraphLoader(Stored(molecules(3)))
-    assert 'reading graphs' in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert 'reading graphs' in err
+    assert 'collating graphs' in err
     GraphLoader(molecules(3))  # a list: nothing is read
+    err = capsys.readouterr().err
+    assert 'reading graphs' not in err
+    assert 'collating graphs' in err
+    monkeypatch.undo()
+    GraphLoader(Stored(molecules(3)))
     assert capsys.readouterr().err == ''
 
 
 # Padding ----------------------------------------------------------------------------------------
-def padded(graphs: list[Data], *args: Any, **kwargs: Any) -> GraphLoader:
+def pad_loader(graphs: list[Data], *args: Any, **kwargs: Any) -> GraphLoader:
     return GraphLoader(graphs, *args, pad='buckets', **kwargs)
 
 
@@ -556,8 +563,9 @@ def padded(graphs: list[Data], *args: Any, **kwargs: Any) -> GraphLoader:
 def test_padding(device: torch.device, order: str) -> None:
     names = ['x', 'edge_index', 'edge_attr', 'y', 'name', 'number', 'rings', 'nested', 'index_mask']
     graphs = random_graphs(60, names)
-    loader = padded(graphs, 8, drop_last=True, device=device, edge_order=order, follow_batch=['x'])
-    plain = GraphLoader(graphs, 8, drop_last=True, device=device, edge_order=order)
+    options = dict(drop_last=True, device=device, edge_order=order)
+    loader = pad_loader(graphs, 8, follow_batch=['x'], **options)
+    plain = GraphLoader(graphs, 8, **options)
     assert 1 <= len(loader.buckets) <= 6
     for batch, real in zip(loader, plain, strict=True):
         n, e = real.num_nodes, real.num_edges
@@ -607,7 +615,7 @@ def test_padding_changes_no_result(device: torch.device, layer: type) -> None:
     conv = layer(4, 8).to(device).double()
     for data in graphs:
         data.x = data.x.double()
-    loaders = padded(graphs, 8, device=device), GraphLoader(graphs, 8, device=device)
+    loaders = pad_loader(graphs, 8, device=device), GraphLoader(graphs, 8, device=device)
     for batch, real in zip(*loaders, strict=True):
         results = []
         for each in (batch, real):
@@ -624,7 +632,7 @@ def test_padding_changes_no_result(device: torch.device, layer: type) -> None:
 def test_overhead_of_molecules() -> None:
     graphs = molecules(2000)
     for size, most in ((32, 0.1), (256, 0.03)):
-        loader = padded(graphs, size, shuffle=True, drop_last=True)
+        loader = pad_loader(graphs, size, shuffle=True, drop_last=True)
         assert len(loader.buckets) == 6
         assert loader.buckets == tuple(sorted(loader.buckets))
         extra = total = 0
@@ -642,7 +650,7 @@ def test_small_and_large_batches_are_not_padded(device: torch.device) -> None:
         Data(x=torch.ones(900, 4), edge_index=torch.zeros(2, 900, dtype=torch.int64),
              edge_attr=torch.ones(900, 3), y=torch.ones(1, 1))
     ]  # fmt: skip
-    loader = padded(graphs, 8, device=device, sampler=torch.arange(16).tolist())
+    loader = pad_loader(graphs, 8, device=device, sampler=torch.arange(16).tolist())
     list(loader)
     last = list(loader)[-1]
     assert not last.graph_mask.all()
@@ -661,7 +669,7 @@ def test_small_and_large_batches_are_not_padded(device: torch.device) -> None:
 def test_buckets_of_a_sampler_come_from_its_first_epoch(device: torch.device) -> None:
     graphs = molecules(40)
     sampler = [[k, k + 1, k + 2] for k in range(30)] + [[1, 2]]
-    loader = padded(graphs, batch_sampler=sampler, device=device)
+    loader = pad_loader(graphs, batch_sampler=sampler, device=device)
     assert 'buckets after the first epoch' in repr(loader)
     assert all(batch.graph_mask.all() for batch in loader)
     sizes = {(batch.num_nodes, batch.num_edges) for batch in list(loader)[:-1]}
@@ -671,7 +679,7 @@ def test_buckets_of_a_sampler_come_from_its_first_epoch(device: torch.device) ->
 
 def test_sizes_that_are_all_equal(device: torch.device) -> None:
     graphs = [molecules(1)[0]] * 30
-    loader = padded(graphs, 4, True, device=device)
+    loader = pad_loader(graphs, 4, True, device=device)
     assert len(loader.buckets) == 1
     assert sum(int(batch.graph_mask.all()) for batch in loader) == 1  # the last one
 
@@ -685,7 +693,7 @@ def test_padding_needs_nodes_and_plain_edges() -> None:
     edge_index = torch.zeros(2, 1, dtype=torch.int64)
     for graphs in ([Shifted(x=torch.ones(2, 1), edge_index=edge_index)], [Data(y=1)]):
         with pytest.raises(ValueError, match="'pad' needs graphs that tell"):
-            padded(graphs)
+            pad_loader(graphs)
 
 
 # The device -------------------------------------------------------------------------------------
@@ -714,7 +722,7 @@ def test_rows_by_torch_and_by_numpy(device: torch.device, padding: Padding | Non
 def test_edges_by_torch_and_by_the_op(padding: Padding | None) -> None:
     cpu = torch.device('cpu')
     graphs = random_graphs(9, ['edge_index', 'x'])
-    edges = GraphLoader(graphs, device=cpu)._collated._edges
+    edges = GraphLoader(graphs, device=cpu)._collated._attributes['edge_index']
     sizes = [[data.num_nodes for data in graphs], [data.num_edges for data in graphs]]
     chosen = Selection(Levels(*map(np.array, sizes)), np.array([2, 8, 8, 0]), cpu, padding)
     chosen._send(cpu)
