@@ -3,7 +3,7 @@
 import copy
 import logging
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DistributedSampler, Subset
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
+from torch_geometric.nn import GCNConv, global_add_pool
 
 import pyg_fast
 from pyg_fast.graph import graph_of
@@ -28,131 +27,15 @@ from pyg_fast.loader._levels import EDGES, GRAPHS, NODES, Levels, Padding, Selec
 from pyg_fast.nn import FusedGATConv, FusedGCNConv, FusedSAGEConv
 from pyg_fast.ops.join_edges import join_edges
 from pyg_fast.transforms import ToCSR
-
-
-class PairData(Data):
-    """Two graphs in one, with increments of its own: one of them a tensor."""
-
-    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if key == 'edge_index_t':
-            return self.x_t.size(0)
-        if key == 'edge_index_st':
-            return torch.tensor([[self.num_nodes], [self.x_t.size(0)]])
-        if key == 'count':
-            return 2
-        if key == 'scalar_inc':
-            return torch.tensor(3)
-        return super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if key == 'stacked' else super().__cat_dim__(key, value, *args, **kwargs)
-
-
-def _edges(num_src: int, num_dst: int, generator: torch.Generator, least: int = 0) -> Tensor:
-    count = int(torch.randint(least, least + 12, (1,), generator=generator))
-    count = count if num_src * num_dst else 0
-    ends = [torch.randint(max(1, n), (count,), generator=generator) for n in (num_src, num_dst)]
-    return torch.stack(ends)
-
-
-def _attributes(graph: int, generator: torch.Generator, is_cycle: bool) -> dict[str, Any]:
-    """Every kind of attribute, for one graph."""
-    def real(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    n = int(torch.randint(1, 7, (1,), generator=generator))
-    # Never as many as edges, unless there are none: PyG would take these rows for edges.
-    m = int(torch.randint(4, (1,), generator=generator)) * 30
-    edges = _edges(n, n, generator)
-    if is_cycle:  # as many edges as nodes
-        edges = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
-    e = edges.size(1)
-    return {
-        'edge_index': edges, 'x': real(n, 3), 'edge_attr': real(e, 2), 'y': real(1, 2),
-        'edge_label': real(e), 'edge_names': [f'{graph}.{k}' for k in range(e)],
-        'node_names': tuple(f'{k}' for k in range(n)), 'edge_array': real(e, 1).numpy(),
-        'name': f'graph {graph}', 'number': graph, 'share': graph / 7, 'flag': graph % 2 == 0,
-        'scalar': torch.tensor(graph), 'rings': real(m, 2), 'ring_index': torch.randint(n, (2, m)),
-        'index_mask': real(n) > 0, 'small_index': torch.randint(n, (m,), dtype=torch.int32),
-        'face': torch.randint(n, (3, m)), 'wide': real(2, n).t(),
-        'atom_batch': torch.arange(n) // 2,
-        'nested': {'a': real(n), 'deep': {'b_index': torch.arange(n), 'c': 'text'}, 'd': 2.5},
-        'parts': [real(n, 1), real(m)], 'empty': [], 'half': real(n, 1).half(),
-        'batch': torch.arange(n), 'complex': torch.complex(real(m), real(m)),
-        'edge_kind': real(e) > 0,
-        # of PairData
-        'x_t': real(m, 2), 'edge_index_t': _edges(m, m, generator, 12), 'stacked': real(2, 3),
-        'edge_index_st': _edges(n, m, generator, 12), 'count': 5, 'scalar_inc': torch.arange(m),
-        'num_nodes': n,
-    }  # fmt: skip
-
-
-OF_PAIRS = ('x_t', 'edge_index_t', 'stacked', 'edge_index_st', 'count', 'scalar_inc')
-NAMES = list(_attributes(0, torch.Generator(), False))
-
-
-def random_graphs(
-    count: int, names: list[str], seed: int = 0, cls: type = Data, is_cycle: bool = False
-) -> list[Data]:
-    generator = torch.Generator().manual_seed(seed)
-    graphs = []
-    for graph in range(count):
-        values = _attributes(graph, generator, is_cycle)
-        graphs.append(cls(**{name: copy.deepcopy(values[name]) for name in names}))
-    return graphs
-
-
-def molecules(count: int, seed: int = 0) -> list[Data]:
-    """Rings of bonds both ways, with numbers that have gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    out = []
-    for _ in range(count):
-        n = int(torch.randint(5, 20, (1,), generator=generator))
-        ends = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
-        out.append(Data(
-            x=torch.randn(n, 4, generator=generator), edge_index=torch.cat([ends, ends.flip(0)], 1),
-            edge_attr=torch.randn(2 * n, 3, generator=generator),
-            y=torch.randn(1, 1, generator=generator),
-        ))  # fmt: skip
-    return out
-
-
-def check_equal(got: Any, wanted: Any, key: object = '') -> None:
-    """Raises unless values have the same types, shapes and numbers."""
-    if isinstance(wanted, Tensor):
-        assert isinstance(got, Tensor), key
-        got, wanted = (t.as_tensor() if isinstance(t, EdgeIndex) else t for t in (got, wanted))
-        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), key
-        assert torch.equal(got.cpu(), wanted.cpu()), key
-    elif isinstance(wanted, Mapping):
-        assert list(got) == list(wanted), key
-        for name in wanted:
-            check_equal(got[name], wanted[name], (key, name))
-    elif isinstance(wanted, (list, tuple)):
-        assert type(got) is type(wanted), key
-        assert len(got) == len(wanted), key
-        for a, b in zip(got, wanted, strict=True):
-            check_equal(a, b, key)
-    elif isinstance(wanted, np.ndarray):
-        assert np.array_equal(got, wanted), key
-    else:
-        assert type(got) is type(wanted), key
-        assert got == wanted, key
-
-
-def check_batch(got: Batch, wanted: Batch, device: torch.device) -> None:
-    """Raises unless two batches, what PyG keeps in them, and their graphs are the same."""
-    assert type(got) is type(wanted)
-    check_equal(got._store._mapping, wanted._store._mapping)
-    check_equal(got._slice_dict, wanted._slice_dict)
-    check_equal(got._inc_dict, wanted._inc_dict)
-    assert got.num_graphs == len(got) == wanted.num_graphs
-    assert got.num_nodes == wanted.num_nodes
-    for value in got._store._mapping.values():
-        assert not isinstance(value, Tensor) or value.device == device
-    for a, b in zip(got.to_data_list(), wanted.to_data_list(), strict=True):
-        assert type(a) is type(b)
-        check_equal(a._store._mapping, b._store._mapping)
+from tests.loader._small_graphs import (
+    NAMES,
+    OF_PAIRS,
+    PairData,
+    check_batch,
+    check_equal,
+    molecules,
+    random_graphs,
+)
 
 
 def sort_edges(data: Data) -> Data:
@@ -552,148 +435,6 @@ def test_bar_of_slow_datasets(
     monkeypatch.undo()
     GraphLoader(Stored(molecules(3)))
     assert capsys.readouterr().err == ''
-
-
-# Padding ----------------------------------------------------------------------------------------
-def pad_loader(graphs: list[Data], *args: Any, **kwargs: Any) -> GraphLoader:
-    return GraphLoader(graphs, *args, pad='buckets', **kwargs)
-
-
-@pytest.mark.parametrize('order', ['sorted', 'dataset'])
-def test_padding(device: torch.device, order: str) -> None:
-    names = ['x', 'edge_index', 'edge_attr', 'y', 'name', 'number', 'rings', 'nested', 'index_mask']
-    graphs = random_graphs(60, names)
-    options = dict(drop_last=True, device=device, edge_order=order)
-    loader = pad_loader(graphs, 8, follow_batch=['x'], **options)
-    plain = GraphLoader(graphs, 8, **options)
-    assert 1 <= len(loader.buckets) <= 6
-    for batch, real in zip(loader, plain, strict=True):
-        n, e = real.num_nodes, real.num_edges
-        assert (batch.num_nodes, batch.num_edges) in loader.buckets
-        assert len({batch.num_nodes, batch.num_edges, batch.num_graphs}) == 3
-        assert batch.num_graphs == 9
-        assert batch.y.shape == (9, 2)
-        assert batch.num_nodes >= n + 2
-        for mask, count in ((batch.node_mask, n), (batch.edge_mask, e), (batch.graph_mask, 8)):
-            assert mask.dtype == torch.bool
-            assert mask[:count].all()
-            assert not mask[count:].any()
-        check_equal(batch.x[:n], real.x)
-        check_equal(batch.edge_attr[:e], real.edge_attr)
-        check_equal(batch.nested['a'][:n], real.nested['a'])
-        check_equal(batch.y[:8], real.y)
-        check_equal(batch.rings, real.rings)
-        check_equal(batch.name, [*real.name, None])
-        check_equal(batch.batch[:n], real.batch)
-        check_equal(batch.edge_index.as_subclass(Tensor)[:, :e] if order == 'dataset'
-                    else batch.edge_index.as_tensor()[:, :e], real.edge_index)  # fmt: skip
-        for value in (batch.x[n:], batch.edge_attr[e:], batch.y[8:], batch.number[8:]):
-            assert not value.any()
-        assert (batch.batch[n:] == 8).all()
-        check_padding_edges(batch, n, e)
-        for a, b in zip(batch.to_data_list()[:8], real.to_data_list(), strict=True):
-            check_equal(a._store._mapping, b._store._mapping)
-
-
-def check_padding_edges(batch: Batch, num_nodes: int, num_edges: int) -> None:
-    """The edges of the padding are among its nodes, spread evenly, and no loops."""
-    edge_index = batch.edge_index
-    if isinstance(edge_index, EdgeIndex):
-        edge_index = edge_index.as_tensor()
-    src, dst = edge_index[:, num_edges:].cpu()
-    assert (src != dst).all()
-    if src.numel():
-        assert min(src.min(), dst.min()) >= num_nodes
-        assert max(src.max(), dst.max()) < batch.num_nodes
-        degree = dst.bincount(minlength=batch.num_nodes)[num_nodes:]
-        assert degree.max() - degree.min() <= 1
-
-
-@pytest.mark.parametrize('layer', [FusedGCNConv, FusedSAGEConv, FusedGATConv])
-def test_padding_changes_no_result(device: torch.device, layer: type) -> None:
-    graphs = molecules(40)
-    conv = layer(4, 8).to(device).double()
-    for data in graphs:
-        data.x = data.x.double()
-    loaders = pad_loader(graphs, 8, device=device), GraphLoader(graphs, 8, device=device)
-    for batch, real in zip(*loaders, strict=True):
-        results = []
-        for each in (batch, real):
-            conv.zero_grad()
-            out = conv(each.x, each.edge_index)
-            pooled = global_mean_pool(out, each.batch, each.num_graphs)
-            pooled[: real.num_graphs].square().sum().backward()
-            grads = [p.grad.clone() for p in conv.parameters()]
-            results.append([out[: real.num_nodes], pooled[: real.num_graphs], *grads])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-def test_overhead_of_molecules() -> None:
-    graphs = molecules(2000)
-    for size, most in ((32, 0.1), (256, 0.03)):
-        loader = pad_loader(graphs, size, shuffle=True, drop_last=True)
-        assert len(loader.buckets) == 6
-        assert loader.buckets == tuple(sorted(loader.buckets))
-        extra = total = 0
-        for batch in loader:
-            extra += int((~batch.edge_mask).sum())
-            total += int(batch.edge_mask.sum())
-        assert extra / total < most
-        assert loader.num_unpadded == 0
-        share = float(repr(loader).split('overhead=')[1].rstrip('%)')) / 100
-        assert share < most
-
-
-def test_small_and_large_batches_are_not_padded(device: torch.device) -> None:
-    graphs = molecules(50) + [
-        Data(x=torch.ones(900, 4), edge_index=torch.zeros(2, 900, dtype=torch.int64),
-             edge_attr=torch.ones(900, 3), y=torch.ones(1, 1))
-    ]  # fmt: skip
-    loader = pad_loader(graphs, 8, device=device, sampler=torch.arange(16).tolist())
-    list(loader)
-    last = list(loader)[-1]
-    assert not last.graph_mask.all()
-    large = loader([*range(7), 50])
-    assert loader.num_unpadded == 1
-    small = loader(range(7))
-    assert loader.num_unpadded == 1
-    for batch, count in ((large, 8), (small, 7)):
-        assert batch.num_graphs == count
-        assert batch.node_mask.all()
-        assert batch.edge_mask.all()
-        assert batch.graph_mask.shape == (count,)
-        assert batch.graph_mask.all()
-
-
-def test_buckets_of_a_sampler_come_from_its_first_epoch(device: torch.device) -> None:
-    graphs = molecules(40)
-    sampler = [[k, k + 1, k + 2] for k in range(30)] + [[1, 2]]
-    loader = pad_loader(graphs, batch_sampler=sampler, device=device)
-    assert 'buckets after the first epoch' in repr(loader)
-    assert all(batch.graph_mask.all() for batch in loader)
-    sizes = {(batch.num_nodes, batch.num_edges) for batch in list(loader)[:-1]}
-    assert sizes <= set(loader.buckets)
-    assert 'overhead=' in repr(loader)
-
-
-def test_sizes_that_are_all_equal(device: torch.device) -> None:
-    graphs = [molecules(1)[0]] * 30
-    loader = pad_loader(graphs, 4, True, device=device)
-    assert len(loader.buckets) == 1
-    assert sum(int(batch.graph_mask.all()) for batch in loader) == 1  # the last one
-
-
-@pytest.mark.filterwarnings('ignore:Unable to accurately infer')
-def test_padding_needs_nodes_and_plain_edges() -> None:
-    class Shifted(Data):
-        def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-            return 5 if key == 'edge_index' else super().__inc__(key, value, *args, **kwargs)
-
-    edge_index = torch.zeros(2, 1, dtype=torch.int64)
-    for graphs in ([Shifted(x=torch.ones(2, 1), edge_index=edge_index)], [Data(y=1)]):
-        with pytest.raises(ValueError, match="'pad' needs graphs that tell"):
-            pad_loader(graphs)
 
 
 # The device -------------------------------------------------------------------------------------
