@@ -12,7 +12,6 @@ from ..graph.graph import keep_graph
 from ..ops.join_edges import join_edges
 from ..sparse.graph import Graph
 from ..sparse.to_csr import to_csr, to_csr_csc
-from ._attributes import gather
 from ._levels import EDGES, NODES, Levels, Selection, send
 from ._place import Place
 
@@ -62,36 +61,14 @@ class GraphEdges:
 
     def take(self, graphs: Selection) -> EdgeIndex:
         """The edges of a batch, sorted by destination, with their structure both ways."""
-        if graphs.device.type == 'cpu':
-            start, ptr = (
-                torch.from_numpy(each[NODES : EDGES + 1]) for each in (graphs.start, graphs.ptr)
-            )
-            edges, rowptr = join_edges(
-                self.ends, self.rowptr, start, ptr, graphs.num_real, graphs.num_rows(NODES),
-                graphs.num_rows(EDGES),
-            )  # fmt: skip
-        else:
-            edges, rowptr = self._join(graphs)
+        edges, rowptr = join_edges(
+            self.ends, self.rowptr, graphs.sent_start, graphs.sent_ptr, graphs.num_real,
+            graphs.num_rows(NODES), graphs.num_rows(EDGES),
+        )  # fmt: skip
         longest_row = self.longest_row
         if graphs.padding is not None:
             longest_row = max(longest_row, write_ring(graphs, edges, rowptr))
         return self._to_edge_index(edges, rowptr, longest_row, graphs.padding is not None)
-
-    def _join(self, graphs: Selection) -> tuple[Tensor, Tensor]:
-        """As :func:`~pyg_fast.ops.join_edges.join_edges`, on any device."""
-        num_nodes, num_edges = graphs.num_rows(NODES), graphs.num_rows(EDGES)
-        edges = torch.empty(4, num_edges, dtype=torch.int32, device=graphs.device)
-        rowptr = torch.empty(2, num_nodes + 1, dtype=torch.int32, device=graphs.device)
-        count = graphs.num_real_rows(EDGES)
-        source, owner = (each[:count] for each in graphs.rows(EDGES))
-        added = graphs.of_edges.index_select(0, owner)
-        torch.add(gather(self.ends, source).t(), added.t(), out=edges[:, :count])
-        rowptr.fill_(count)
-        count = graphs.num_real_rows(NODES)
-        source, owner = (each[:count] for each in graphs.rows(NODES))
-        added = graphs.first_edge.index_select(0, owner)
-        torch.add(gather(self.rowptr, source).t(), added, out=rowptr[:, :count])
-        return edges, rowptr
 
     def _to_edge_index(
         self, edges: Tensor, rowptr: Tensor, longest_row: int, is_padded: bool

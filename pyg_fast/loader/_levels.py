@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data.storage import E_KEYS, N_KEYS
 
+from ..ops.join_edges import graph_rows
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -109,24 +111,9 @@ class Selection:
         #: Of each level the first row of each graph in the batch, and the number of rows.
         self.ptr = np.zeros((len(ends), self.num_graphs + 1), dtype=np.int64)
         np.cumsum(count, axis=1, out=self.ptr[:, 1:])
-        #: Of each level the first row of each graph in the dataset.
-        self.start = start
-        self._count, self._shift = count, start - self.ptr[:, :-1]
+        #: The same on the device, and the first row of each graph in the dataset.
+        self.sent_ptr, self.sent_start = send([self.ptr.copy(), start], device)
         self._rows: dict[int, Rows] = {}
-        if device.type == 'cpu':
-            self._ptr = torch.from_numpy(self.ptr.copy())  # The batch has it, and may write it.
-        else:
-            self._send(device)
-
-    def _send(self, device: torch.device) -> None:
-        """Copies to the device what it reads."""
-        nodes, edges = self.ptr[NODES : EDGES + 1, :-1].astype(np.int32)
-        of_edges = np.stack([nodes, nodes, nodes, edges], 1)
-        sent = send([self.ptr, self._count, self._shift, of_edges, edges], device)
-        self._ptr, self._sent_count, self._sent_shift = sent[:3]
-        #: Of each graph what its edges add to both ends, the end in the transpose and the position;
-        #: and its first edge, int32.
-        self.of_edges, self.first_edge = sent[3:]
 
     def num_rows(self, level: int) -> int:
         """The number of rows of the batch."""
@@ -138,38 +125,16 @@ class Selection:
 
     def offsets(self, level: int) -> Tensor:
         """The first row of each graph in the batch, and the number of rows, int64."""
-        return self._ptr[level]
+        return self.sent_ptr[level]
 
     def rows(self, level: int) -> Rows:
         """The rows of the batch."""
         if level not in self._rows:
-            on_host = self.device.type == 'cpu'
-            self._rows[level] = (self._host_rows if on_host else self._find_rows)(level)
+            total, last = self.num_rows(level), int(self._last[level])
+            self._rows[level] = Rows(
+                *graph_rows(self.sent_start, self.sent_ptr, level, total, last)
+            )
         return self._rows[level]
-
-    def _find_rows(self, level: int) -> Rows:
-        total = self.num_rows(level)
-        owner = place = torch.arange(total, device=self.device)
-        if level != GRAPHS:
-            owner = torch.repeat_interleave(self._sent_count[level], output_size=total)
-        source = self._sent_shift[level].index_select(0, owner).add_(place)
-        if self.padding is not None:
-            source.clamp_(max=int(self._last[level]))
-        return Rows(source, owner)
-
-    def _host_rows(self, level: int) -> Rows:
-        """The same by NumPy, which takes a third of the time of torch for few rows."""
-        count, shift = self._count[level], self._shift[level]
-        owner = place = np.arange(self.num_rows(level))
-        if level == GRAPHS:
-            source = shift + place
-        else:
-            owner = np.repeat(np.arange(len(count)), count)
-            source = np.repeat(shift, count)
-            source += place
-        if self.padding is not None:
-            np.minimum(source, self._last[level], out=source)
-        return Rows(torch.from_numpy(source), torch.from_numpy(owner))
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

@@ -23,9 +23,7 @@ from torch_geometric.nn import GCNConv, global_add_pool
 import pyg_fast
 from pyg_fast.graph import graph_of
 from pyg_fast.loader import GraphLoader
-from pyg_fast.loader._levels import EDGES, GRAPHS, NODES, Levels, Padding, Selection
 from pyg_fast.nn import FusedGATConv, FusedGCNConv, FusedSAGEConv
-from pyg_fast.ops.join_edges import join_edges
 from pyg_fast.transforms import ToCSR
 from tests.loader._small_graphs import (
     NAMES,
@@ -446,35 +444,6 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode('default')
-
-
-@pytest.mark.parametrize('padding', [None, Padding(3, 5)])
-def test_rows_by_torch_and_by_numpy(device: torch.device, padding: Padding | None) -> None:
-    levels = Levels(np.array([1, 0, 4, 2, 2]), np.array([0, 0, 6, 3, 1]))
-    level = levels.find_or_add('rings', np.array([3, 0, 0, 1, 2]))
-    graphs = Selection(levels, np.array([2, 4, 1, 2]), device, padding)
-    graphs._send(device)
-    for each in (GRAPHS, NODES, EDGES, level):
-        for got, wanted in zip(graphs._find_rows(each), graphs._host_rows(each), strict=True):
-            check_equal(got, wanted)
-
-
-@pytest.mark.parametrize('padding', [None, Padding(3, 5)])
-def test_edges_by_torch_and_by_the_op(padding: Padding | None) -> None:
-    cpu = torch.device('cpu')
-    graphs = random_graphs(9, ['edge_index', 'x'])
-    edges = GraphLoader(graphs, device=cpu)._collated._attributes['edge_index']
-    sizes = [[data.num_nodes for data in graphs], [data.num_edges for data in graphs]]
-    chosen = Selection(Levels(*map(np.array, sizes)), np.array([2, 8, 8, 0]), cpu, padding)
-    chosen._send(cpu)
-    count = chosen.num_real_rows(EDGES)
-    got = edges._join(chosen)
-    start, ptr = (torch.from_numpy(each[1:3]) for each in (chosen.start, chosen.ptr))
-    wanted = join_edges(
-        edges.ends, edges.rowptr, start, ptr, 4, chosen.num_rows(NODES), chosen.num_rows(EDGES)
-    )
-    check_equal(got[0][:, :count], wanted[0][:, :count])
-    check_equal(got[1], wanted[1])
 
 
 @pytest.mark.parametrize('pad', [None, 'buckets'])
