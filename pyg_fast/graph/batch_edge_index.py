@@ -74,6 +74,28 @@ class BatchEdgeIndex(EdgeIndex):
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
+class DisjointEdgeIndex(BatchEdgeIndex):
+    r"""The edges of a batch of graphs, which PyG's :meth:`batch[i]` cuts into those of one graph: a
+    part is a plain tensor, since the size of the batch is not that of a graph."""
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: object, outer_size: object, outer_stride: object
+    ) -> EdgeIndex:
+        if set(inner) != {'_data', '_indptr'}:
+            return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)
+        return DisjointEdgeIndex.of(inner['_data'], inner['_indptr'])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: Iterable[type], args: tuple = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:  # fmt: skip
+        if func is torch.ops.aten.slice.Tensor:
+            return func(args[0]._data, *args[1:], **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def cache_key(edge_index: EdgeIndex) -> str:
     """What compiled code depends on, for PyTorch's cache on disk: sizes are symbols there, which
     the key that PyTorch makes by itself cannot hold."""
@@ -106,4 +128,4 @@ def _is_square(size: tuple[int | None, int | None]) -> bool:
     return size[0] is not None and bool(size[0] == size[1])
 
 
-torch.serialization.add_safe_globals([BatchEdgeIndex])
+torch.serialization.add_safe_globals([BatchEdgeIndex, DisjointEdgeIndex])

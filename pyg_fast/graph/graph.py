@@ -205,15 +205,26 @@ def keep_block(
     """
     size = rowptr.size(0) - 1
     graph = Graph(rowptr, col, None, None, None, None, size, size, longest_row=longest_row)
-    cache = cache_of(edge_index)
-    store(edge_index, GraphRequest(size, size, False), graph, wait=False)
-    if loop_free:
-        cache.has_loops = False
-        store(edge_index, GraphRequest(size, size, True), graph, wait=False)
-    cache.hops = ()
+    keep_graph(edge_index, graph, loop_free)
     if hops is not None:
         nodes, edges = (list(accumulate(counts)) for counts in hops)
-        cache.hops = tuple(zip([0, *edges], nodes, strict=True))
+        cache_of(edge_index).hops = tuple(zip([0, *edges], nodes, strict=True))
+
+
+def keep_graph(edge_index: EdgeIndex, graph: Graph, loop_free: bool) -> None:
+    """Caches the structure of an :obj:`edge_index` that a loader made beside it, without a wait.
+
+    Args:
+        edge_index (EdgeIndex): Edges sorted by destination, all in range.
+        graph (Graph): The same edges in the same order.
+        loop_free (bool): Whether there are no self-loops.
+    """
+    cache, request = cache_of(edge_index), GraphRequest(graph.num_src, graph.num_dst, False)
+    store(edge_index, request, graph, wait=False)
+    if loop_free and request in cache.entries:
+        cache.has_loops = False
+        cache.entries[request._replace(drop_loops=True)] = cache.entries[request]
+    cache.hops = ()
 
 
 def set_group_sizes(

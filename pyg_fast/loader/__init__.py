@@ -1,8 +1,10 @@
-"""Sampled mini-batches: the loader, its statistics, graphs and features shared by processes."""
+"""Sampled mini-batches and batches of small graphs: the loaders, their statistics, graphs and
+features shared by processes."""
 
 from ._shards import ShardedFeatures
 from ._share import share_data
 from ._stats import LoaderStats
+from .graph_loader import GraphLoader
 from .neighbor_loader import FastNeighborLoader
 
-__all__ = ['FastNeighborLoader', 'LoaderStats', 'ShardedFeatures', 'share_data']
+__all__ = ['FastNeighborLoader', 'GraphLoader', 'LoaderStats', 'ShardedFeatures', 'share_data']

@@ -25,7 +25,7 @@ PLACES = ('auto', 'host', 'device')
 SHARDED = 'sharded'  # a place of features alone
 SAMPLERS = ('neighbor', 'random_walk')
 # Arguments for worker processes, which this loader does not have.
-_WITHOUT_EFFECT = frozenset((
+WITHOUT_EFFECT = frozenset((
     'num_workers', 'persistent_workers', 'pin_memory', 'pin_memory_device', 'prefetch_factor',
     'worker_init_fn', 'multiprocessing_context', 'timeout', 'in_order', 'filter_per_worker',
     'dataset', 'collate_fn',
@@ -151,7 +151,7 @@ def refuse_unsupported(
         raise TypeError(f"'neighbor_sampler' must be None, this loader samples itself: {instead}")
     if kwargs.get('collate_fn') is not None:
         raise TypeError("'collate_fn' must not be given: use 'transform'")
-    unknown = sorted(set(kwargs) - _WITHOUT_EFFECT)
+    unknown = sorted(set(kwargs) - WITHOUT_EFFECT)
     if unknown:
         raise TypeError(f'FastNeighborLoader got unexpected arguments {unknown}')
 

@@ -45,8 +45,8 @@ def test_every_op_is_here() -> None:
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
         'sample_transposed', 'begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes',
         'take_sample', 'count_induced', 'induced_edges', 'relabel',
-        'match', 'match_degree', 'gather_rows', 'random_walk', 'pinsage_neighbors',
-        'message_pass', 'message', 'message_backward',
+        'match', 'match_degree', 'gather_rows', 'graph_rows', 'join_edges', 'random_walk',
+        'pinsage_neighbors', 'message_pass', 'message', 'message_backward',
     }  # fmt: skip
     assert op_names() == {*OPS, 'with_cuda', 'error_record', *in_files_of_their_own}
 

@@ -1,0 +1,375 @@
+"""The attributes of a dataset of graphs: collated once, as PyG collates those of a batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex, Index
+from torch_geometric.data import Data
+from torch_geometric.typing import SparseTensor, TensorFrame
+from torch_geometric.utils import is_sparse
+
+from ..ops._library import ops
+from ..ops._lifetime import keep_until_read
+from ._levels import EDGES, GRAPHS, Ints, Levels, Selection, send
+from ._place import Place
+
+#: What PyG keeps of an attribute to take a graph out of a batch: a tensor, or dictionaries and
+#: lists of them.
+Slices: TypeAlias = 'Tensor | dict[str, Slices] | list[Slices] | None'
+
+# Attributes that have as many rows as edges by chance, and are not in their order.
+_OF_OTHER_EDGES = ('edge_label', 'edge_label_index')
+
+
+class NotCollatable(Exception):
+    """PyG's code must collate the dataset. The text is the reason."""
+
+
+class Attribute(Protocol):
+    """An attribute of all graphs of a dataset."""
+
+    def take(self, graphs: Selection) -> object:
+        """Its value in a batch."""
+
+    def slices(self, graphs: Selection) -> Slices:
+        """PyG's first row of each graph, on the host."""
+
+    def incs(self, graphs: Selection) -> Slices:
+        """PyG's increment of each graph, on the host."""
+
+    def follow(self, graphs: Selection) -> tuple[Slices, Slices]:
+        """The graph of each row and the first row of each graph, as of :obj:`follow_batch`."""
+
+
+@dataclass
+class TensorAttribute:
+    """Tensors, joined along a dimension, and numbers, stacked."""
+
+    rows: Tensor  # that dimension is the first one
+    dim: int
+    level: int
+    #: The increments: one number a graph as the sizes of a level, a tensor a graph, or none.
+    inc_level: int | None = None
+    inc: Tensor | None = None
+
+    def take(self, graphs: Selection) -> Tensor:
+        out = gather(self.rows, graphs.rows(self.level).source)
+        offset = self._offset(graphs)
+        if offset is not None:
+            out = out + offset
+        return out if self.dim == 0 else out.movedim(0, self.dim).contiguous()
+
+    def _offset(self, graphs: Selection) -> Tensor | None:
+        """What PyG adds to each row: nothing if that of the last graph is zero."""
+        if self.inc is not None:
+            incs = self._tensor_incs(graphs)
+            incs = incs.view(len(incs), *[1] * (self.rows.dim() + 1 - incs.dim()), *incs.shape[1:])
+            (incs,) = send([incs.squeeze(self.dim + 1).contiguous().numpy()], graphs.device)
+            return incs.index_select(0, graphs.rows(self.level).owner)
+        if self.inc_level is None or graphs.ptr[self.inc_level, graphs.num_graphs - 1] == 0:
+            return None
+        dtype = torch.result_type(self.rows.new_empty(1), torch.tensor(0))
+        offset = graphs.offsets(self.inc_level)[:-1].to(dtype)
+        offset = offset.index_select(0, graphs.rows(self.level).owner)
+        return offset.view(-1, *[1] * (self.rows.dim() - 1))
+
+    def _tensor_incs(self, graphs: Selection) -> Tensor:
+        assert self.inc is not None
+        chosen = self.inc[torch.from_numpy(graphs.ids)]
+        out = chosen.new_zeros(graphs.num_graphs, *chosen.shape[1:])
+        out[1:] = chosen.cumsum(0)[: graphs.num_graphs - 1]
+        return out
+
+    def slices(self, graphs: Selection) -> Tensor:
+        return torch.from_numpy(graphs.ptr[self.level].copy())
+
+    def incs(self, graphs: Selection) -> Tensor:
+        if self.inc is not None:
+            return self._tensor_incs(graphs)
+        if self.inc_level is None:
+            return torch.zeros(graphs.num_graphs, dtype=torch.int64)
+        return torch.from_numpy(graphs.ptr[self.inc_level, :-1].copy())
+
+    def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
+        return graphs.rows(self.level).owner.clone(), graphs.offsets(self.level).clone()
+
+
+@dataclass
+class ObjectAttribute:
+    """Strings, lists and other objects: a batch has a list of them."""
+
+    values: list[object]
+
+    def take(self, graphs: Selection) -> list[object]:
+        out = [self.values[k] for k in graphs.ids.tolist()]
+        return out + [None] * (graphs.num_graphs - graphs.num_real)
+
+    def slices(self, graphs: Selection) -> Tensor:
+        return torch.arange(graphs.num_graphs + 1)
+
+    def incs(self, graphs: Selection) -> None:
+        return None
+
+    def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
+        return graphs.rows(GRAPHS).owner.clone(), graphs.offsets(GRAPHS).clone()
+
+
+@dataclass
+class DictAttribute:
+    """Dictionaries of attributes."""
+
+    parts: dict[str, Attribute]
+
+    def take(self, graphs: Selection) -> dict[str, object]:
+        return {key: part.take(graphs) for key, part in self.parts.items()}
+
+    def slices(self, graphs: Selection) -> dict[str, Slices]:
+        return {key: part.slices(graphs) for key, part in self.parts.items()}
+
+    def incs(self, graphs: Selection) -> dict[str, Slices]:
+        return {key: part.incs(graphs) for key, part in self.parts.items()}
+
+    def follow(self, graphs: Selection) -> tuple[Slices, Slices]:
+        both = {key: part.follow(graphs) for key, part in self.parts.items()}
+        batch, ptr = ({key: pair[k] for key, pair in both.items()} for k in range(2))
+        return batch, ptr
+
+
+@dataclass
+class ListAttribute:
+    """Lists of attributes, of which the first is a tensor."""
+
+    parts: list[Attribute]
+
+    def take(self, graphs: Selection) -> list[object]:
+        return [part.take(graphs) for part in self.parts]
+
+    def slices(self, graphs: Selection) -> list[Slices]:
+        return [part.slices(graphs) for part in self.parts]
+
+    def incs(self, graphs: Selection) -> list[Slices]:
+        return [part.incs(graphs) for part in self.parts]
+
+    def follow(self, graphs: Selection) -> tuple[list[Slices], list[Slices]]:
+        both = [part.follow(graphs) for part in self.parts]
+        return [batch for batch, _ in both], [ptr for _, ptr in both]
+
+
+def gather(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows in memory of the device, or in pinned memory that it reads."""
+    if rows.device == index.device:
+        return rows.index_select(0, index)
+    out = ops.gather_rows.default(rows, index, None, None, None, None, None)
+    keep_until_read(index.device, rows)
+    return out
+
+
+# Reading ----------------------------------------------------------------------------------------
+class Order:
+    """The order of the edges in which their attributes are kept.
+
+    Args:
+        levels: Those of the dataset.
+        perm: The position of each edge in the dataset.
+    """
+
+    def __init__(self, levels: Levels, perm: Tensor) -> None:
+        self.levels, self._perm = levels, perm
+
+    def of(self, key: str, level: int | None) -> Tensor | None:
+        """The positions for an attribute, None if it has no row for each edge."""
+        is_of_edges = level == EDGES and key not in _OF_OTHER_EDGES
+        return self._perm if is_of_edges else None
+
+    def permute(self, key: str, values: list[object]) -> list[object]:
+        """Lists and arrays that have an entry for each edge, in this order."""
+        sizes = np.array([
+            len(value) if isinstance(value, (list, tuple)) else
+            value.shape[0] if isinstance(value, np.ndarray) and value.ndim > 0 else -1
+            for value in values
+        ], dtype=np.int64)  # fmt: skip
+        perm = self.of(key, self.levels.find(key, sizes))
+        if perm is None:
+            return values
+        begin = np.cumsum(sizes) - sizes
+        local = np.split(perm.cpu().numpy() - np.repeat(begin, sizes), begin[1:])
+        return [
+            value[part] if isinstance(value, np.ndarray) else
+            _take_at(value, part)
+            for value, part in zip(values, local, strict=True)
+        ]  # fmt: skip
+
+
+def _take_at(value: object, places: Ints) -> object:
+    """The entries of a list or a tuple at these places."""
+    assert isinstance(value, (list, tuple))
+    out = [value[k] for k in places]
+    return out if isinstance(value, list) else tuple(out)
+
+
+class Column:
+    """The values of one attribute, graph by graph, and what PyG asks the graph about each."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._kind: object = None
+        self._values: list[object] = []
+        self._dims: set[object] = set()
+        self._incs: list[object] = []
+        self._parts: dict[object, Column] = {}
+
+    def add(self, graph: int, data: Data, value: object) -> None:
+        """Adds the value of a graph.
+
+        Raises:
+            ValueError: If it is not like those of the graphs before.
+            NotCollatable: If only PyG's code can join such values.
+        """
+        dim, value = self._find_dim(data, value)
+        kind = _kind_of(self.key, value, dim)
+        if not self._values:
+            self._kind = kind
+        elif kind != self._kind:
+            raise ValueError(
+                f"'{self.key}' is {_text_of(kind)} in graph {graph} of the dataset, but "
+                f'{_text_of(self._kind)} in graph 0: make them alike, or pass '
+                f"exclude_keys=['{self.key}']"
+            )
+        self._values.append(value)
+        if isinstance(value, (Tensor, int, float)):
+            self._dims.add(dim)
+            self._incs.append(data.__inc__(self.key, value, data._store))
+        elif isinstance(value, (Mapping, Sequence)):
+            for key, inner in _items_of(value, kind):
+                name = str(key) if isinstance(value, Mapping) else self.key
+                column = self._parts.setdefault(key, Column(name))
+                column.add(graph, data, inner)
+
+    def _find_dim(self, data: Data, value: object) -> tuple[object, object]:
+        """The dimension along which PyG joins a value, and the value that it joins."""
+        if not isinstance(value, Tensor):
+            return 0, value
+        _check_joinable(self.key, value)
+        dim = data.__cat_dim__(self.key, value, data._store)
+        if dim is None or value.dim() == 0:
+            return 0, value.unsqueeze(0)
+        if not isinstance(dim, int):
+            raise NotCollatable(f"'{self.key}' has more than one dimension of rows")
+        return dim % value.dim(), value
+
+    def num_rows(self) -> Ints:
+        """The number of rows of the tensor of each graph."""
+        (dim,) = self._dims
+        return np.array([t.size(dim) for t in self._values], dtype=np.int64)  # type: ignore[attr-defined]
+
+    def are_edges(self, num_nodes: Ints) -> bool:
+        """Whether the values are lists of edges, which PyG joins as those of graphs with so many
+        nodes."""
+        if not isinstance(self._kind, tuple) or self._kind[1] != (2, -1):
+            return False
+        if self._kind[0] not in (torch.int32, torch.int64):
+            return False
+        incs = self._incs
+        return all(isinstance(inc, int) for inc in incs) and incs == num_nodes.tolist()
+
+    def join(self) -> Tensor:
+        """The tensors of all graphs as one."""
+        (dim,) = self._dims
+        return torch.cat(self._values, dim)  # type: ignore[arg-type]
+
+    def collate(self, levels: Levels, place: Place, order: Order | None) -> Attribute:
+        """Joins the values of all graphs."""
+        parts = {key: column.collate(levels, place, order) for key, column in self._parts.items()}
+        if isinstance(self._kind, frozenset):
+            return DictAttribute(parts)  # type: ignore[arg-type]
+        if parts:
+            return ListAttribute(list(parts.values()))
+        if not self._dims:
+            values = self._values if order is None else order.permute(self.key, self._values)
+            return ObjectAttribute(values)
+        return self._collate_tensors(levels, place, order)
+
+    def _collate_tensors(
+        self, levels: Levels, place: Place, order: Order | None
+    ) -> TensorAttribute:
+        (dim,) = self._dims
+        assert isinstance(dim, int)
+        if not isinstance(self._values[0], Tensor):
+            rows, level = torch.tensor(self._values), GRAPHS
+        else:
+            level = levels.find_or_add(self.key, self.num_rows())
+            rows = self.join().movedim(dim, 0)
+        perm = None if order is None else order.of(self.key, level)
+        if perm is not None:
+            rows = rows[perm.to(rows.device)]
+        self._values = []
+        return TensorAttribute(place(rows), dim, level, *self._collate_incs(levels, rows, dim))
+
+    def _collate_incs(
+        self, levels: Levels, rows: Tensor, dim: int
+    ) -> tuple[int | None, Tensor | None]:
+        incs = self._incs
+        if isinstance(incs[0], Tensor):
+            inc = torch.stack(incs).cpu()  # type: ignore[arg-type]
+            if inc.dim() > 1:
+                shape = [1] * (rows.dim() + 1 - inc.dim()) + list(inc.shape[1:])
+                if len(shape) != rows.dim() or shape[dim] != 1:
+                    raise NotCollatable(f"'{self.key}' has an increment for each of its rows")
+                return None, inc
+            incs = inc.tolist()
+        counts = np.array(incs)
+        if counts.dtype.kind not in 'iub':
+            raise NotCollatable(f"'{self.key}' has increments that are no integers")
+        if not counts.any():
+            return None, None
+        return levels.find_or_add(self.key, counts.astype(np.int64)), None
+
+
+def _check_joinable(key: str, value: Tensor) -> None:
+    what = (
+        'sparse' if is_sparse(value) else 'nested' if value.is_nested else
+        f'of class {type(value).__name__}' if isinstance(value, (Index, EdgeIndex)) else
+        'part of a computation that requires gradients' if value.requires_grad else None
+    )  # fmt: skip
+    if what is not None:
+        raise NotCollatable(f"'{key}' is {what}")
+
+
+def _kind_of(key: str, value: object, dim: object) -> object:
+    """What the values of all graphs must have in common."""
+    if isinstance(value, (SparseTensor, TensorFrame)):
+        raise NotCollatable(f"'{key}' is a {type(value).__name__}")
+    if isinstance(value, Tensor):
+        assert isinstance(dim, int)
+        return value.dtype, (*value.shape[:dim], -1, *value.shape[dim + 1 :]), value.device
+    if isinstance(value, (int, float)):
+        return type(value)
+    if isinstance(value, Mapping):
+        return frozenset(value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    if is_list and isinstance(value[0], (Tensor, SparseTensor)):  # type: ignore[index]
+        return len(value)  # type: ignore[arg-type]
+    return object
+
+
+def _text_of(kind: object) -> str:
+    if isinstance(kind, tuple):
+        dtype, shape, device = kind
+        sizes = ', '.join('*' if size < 0 else str(size) for size in shape)
+        return f'{dtype} of shape [{sizes}] on {device}'
+    if isinstance(kind, frozenset):
+        return f'a dictionary of {sorted(map(str, kind))}'
+    if isinstance(kind, int):
+        return f'a list of {kind} tensors'
+    return 'no tensor or number' if kind is object else f'of type {kind.__name__}'  # type: ignore[attr-defined]
+
+
+def _items_of(value: object, kind: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(kind, int) and isinstance(value, Sequence):
+        yield from enumerate(value)

@@ -1,0 +1,198 @@
+"""A dataset of graphs, collated once, and the batches made of it."""
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data
+from torch_geometric.data.storage import GlobalStorage
+
+from ..graph.prepared_graph import list_of
+from ._attributes import Attribute, Column, Order, Slices
+from ._edges import GraphEdges, write_edges
+from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, Padding, Selection
+from ._place import Place
+from ._read_graphs import with_bar
+
+
+class Collated:
+    """A dataset of graphs, collated.
+
+    Args:
+        graphs: The graphs.
+        place: Where batches read attributes.
+        sort: Whether edges are sorted by destination.
+        follow_batch: The attributes of which batches tell the graph of each row.
+        exclude_keys: The attributes that batches do not have.
+
+    Raises:
+        TypeError, ValueError: If the graphs differ in what they have.
+        IndexError: If an edge names a node that its graph does not have.
+        NotCollatable: If only PyG's code can collate them.
+    """
+
+    def __init__(
+        self, graphs: Sequence[Data], place: Place, sort: bool, follow_batch: Collection[str],
+        exclude_keys: Collection[str],
+    ) -> None:  # fmt: skip
+        first = graphs[0]
+        self.device, self._follow = place.device, frozenset(follow_batch)
+        columns = _read(graphs, exclude_keys)
+        self.num_nodes = _count_nodes(graphs)
+        self._has_batch = first._store.can_infer_num_nodes
+        column, edge_index = columns.get('edge_index'), None
+        self.num_edges = np.zeros_like(self.num_nodes)
+        # Whether the edges of a batch are those of one graph with all its nodes.
+        self.has_edges = column is not None and column.are_edges(self.num_nodes)
+        self.can_be_padded = self._has_batch and (column is None or self.has_edges)
+        if column is not None and self.has_edges:
+            self.num_edges, edge_index = column.num_rows(), column.join()
+            _check_nodes(edge_index, self.num_nodes, self.num_edges)
+        self.levels = Levels(self.num_nodes, self.num_edges)
+        edges, order = None, None
+        if edge_index is not None and sort:
+            edges = GraphEdges(edge_index, self.levels, place)
+            order = Order(self.levels, edges.perm)
+        self._attributes: dict[str, Attribute | None] = {
+            key: None if key == 'num_nodes' else
+            edges if key == 'edge_index' and edges is not None else
+            column.collate(self.levels, place, order)
+            for key, column in columns.items()
+        }  # fmt: skip
+        self._template = Batch(_base_cls=type(first)).stores_as(first)
+
+    def make_batch(self, ids: Ints, padding: Padding | None, masks: bool) -> Batch:
+        """The batch of these graphs, filled up by a padding.
+
+        Args:
+            ids: The graphs.
+            padding: The nodes and edges of one more graph.
+            masks: Whether the batch tells which nodes, edges and graphs are not of the padding.
+        """
+        graphs = Selection(self.levels, ids, self.device, padding)
+        out, store = _copy_of(self._template)
+        values = store._mapping
+        for key, attribute in self._attributes.items():
+            if attribute is None:
+                sizes = graphs.ptr[NODES]
+                store.__dict__['_num_nodes'] = np.diff(sizes).tolist()
+                values[key] = int(sizes[-1])
+                continue
+            values[key] = attribute.take(graphs)
+            if padding is not None and key == 'edge_index':
+                write_edges(values[key], graphs)
+            if key in self._follow:
+                values[f'{key}_batch'], values[f'{key}_ptr'] = attribute.follow(graphs)
+        if self._has_batch:
+            values['batch'] = graphs.rows(NODES).owner
+            values['ptr'] = graphs.offsets(NODES)
+        if masks:
+            self._add_masks(values, graphs)
+        store.__dict__['_num_graphs'] = graphs.num_graphs
+        for name in ('slices', 'incs'):
+            store.__dict__[_NAMES[name]] = Lazy(partial(self._tell, name, graphs))
+        return out
+
+    def _add_masks(self, values: dict[str, object], graphs: Selection) -> None:
+        levels = {'node': NODES, 'edge': EDGES, 'graph': GRAPHS}
+        for name, level in levels.items():
+            values[f'{name}_mask'] = graphs.rows(level).owner < graphs.num_real
+
+    def _tell(self, name: str, graphs: Selection) -> dict[str, Slices]:
+        return {
+            key: getattr(attribute, name)(graphs)
+            for key, attribute in self._attributes.items() if attribute is not None
+        }
+
+
+_NAMES = {'slices': '_slice_dict', 'incs': '_inc_dict'}
+
+
+class Lazy(Mapping[str, Slices]):
+    """A dictionary of a batch that is made when somebody reads it."""
+
+    def __init__(self, make: Callable[[], dict[str, Slices]]) -> None:
+        self._make = make
+        self._values: dict[str, Slices] | None = None
+
+    def _read(self) -> dict[str, Slices]:
+        if self._values is None:
+            self._values = self._make()
+            del self._make  # and what it holds
+        return self._values
+
+    def __getitem__(self, key: str) -> Slices:
+        return self._read()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __reduce__(self) -> tuple:
+        return dict, (self._read(),)
+
+
+def _copy_of(template: Batch) -> tuple[Batch, GlobalStorage]:
+    """A copy of an empty batch, in a tenth of the time that its constructor takes."""
+    out, store = Data.__new__(type(template)), GlobalStorage.__new__(type(template._store))
+    out.__dict__.update(template.__dict__)
+    store.__dict__.update(template._store.__dict__)
+    store.__dict__['_mapping'] = dict(template._store._mapping)
+    store.__dict__['_parent'] = weakref.ref(out)
+    out.__dict__['_store'] = store
+    return out, store
+
+
+def _read(
+    graphs: Sequence[Data], exclude_keys: Collection[str]
+) -> dict[str, Column]:
+    """The attributes of all graphs."""
+    keys = [key for key in graphs[0]._store if key not in exclude_keys]
+    columns = {key: Column(key) for key in keys if key != 'ptr'}
+    wanted = set(keys)
+    for number, data in enumerate(with_bar(graphs, 'collating graphs')):
+        if type(data) is not type(graphs[0]):
+            raise TypeError(
+                f"'dataset' must hold graphs of one class, got {type(graphs[0]).__name__} as graph "
+                f'0 and {type(data).__name__} as graph {number}'
+            )
+        found = {key for key in data._store if key not in exclude_keys}
+        for key in found ^ wanted:
+            has, lacks = (0, number) if key in wanted else (number, 0)
+            raise ValueError(
+                f"'{key}' is in graph {has} of the dataset but not in graph {lacks}: give it to "
+                f"all graphs, or pass exclude_keys=['{key}']"
+            )
+        for key, column in columns.items():
+            value = data._store[key]
+            if key == 'num_nodes':
+                continue
+            if key == 'edge_index' and isinstance(value, EdgeIndex):
+                value = list_of(value)
+            column.add(number, data, value)
+    return columns
+
+
+def _count_nodes(graphs: Sequence[Data]) -> Ints:
+    return np.array([data._store.num_nodes or 0 for data in graphs], dtype=np.int64)
+
+
+def _check_nodes(edge_index: Tensor, num_nodes: Ints, num_edges: Ints) -> None:
+    """Raises an error that names the first graph with an edge of a node that it does not have."""
+    if edge_index.size(1) == 0:
+        return
+    limit = np.repeat(num_nodes, num_edges)
+    ends = edge_index.cpu().numpy()
+    wrong = ((ends < 0) | (ends >= limit)).any(0)
+    if wrong.any():
+        edge = int(wrong.argmax())
+        graph = int(np.searchsorted(np.cumsum(num_edges), edge, side='right'))
+        raise IndexError(
+            f"'edge_index' of graph {graph} of the dataset must hold nodes in "
+            f'[0, {num_nodes[graph]}), got the edge {ends[:, edge].tolist()}'
+        )

@@ -1,0 +1,80 @@
+"""Reads the graphs of a dataset, once."""
+
+from collections.abc import Iterator, Sequence, Sized
+from typing import Protocol, TypeVar
+
+from torch.utils.data import ConcatDataset, Subset
+from torch_geometric.data import InMemoryDataset
+from torch_geometric.transforms import Compose, ComposeFilters
+from tqdm import tqdm
+
+T = TypeVar('T')
+
+# Transforms of PyG that give another result at each call; so do all whose names begin with Random.
+_RANDOM = frozenset((
+    'AddLaplacianEigenvectorPE', 'AddRandomMetaPaths', 'FixedPoints', 'HalfHop',
+    'NodePropertySplit', 'RootedRWSubgraph', 'SamplePoints',
+))  # fmt: skip
+_SLOW = 2.0  # seconds, after which a bar shows the progress
+
+
+class GraphDataset(Protocol):
+    """A dataset that can be indexed."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> object: ...
+
+
+def check_dataset(dataset: object) -> None:
+    """Raises unless the dataset can be indexed, holds a graph, and gives each the same at every
+    call."""
+    if not isinstance(dataset, Sized) or not hasattr(dataset, '__getitem__'):
+        raise TypeError(
+            "'dataset' must be a list of Data or a dataset that can be indexed, got "
+            f'{type(dataset).__name__}'
+        )
+    if len(dataset) == 0:
+        raise ValueError("'dataset' must hold at least one graph")
+    for transform in _transforms_of(dataset):
+        name = type(transform).__name__
+        if name in _RANDOM or name.startswith('Random'):
+            raise ValueError(
+                f"'dataset' applies {name}, which is random, and a GraphLoader reads each graph "
+                'once: apply it to the batches, or use torch_geometric.loader.DataLoader'
+            )
+
+
+def _transforms_of(dataset: object) -> Iterator[object]:
+    if isinstance(dataset, Subset):
+        yield from _transforms_of(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from _transforms_of(part)
+    else:
+        yield from _parts_of(getattr(dataset, 'transform', None))
+
+
+def _parts_of(transform: object) -> Iterator[object]:
+    if isinstance(transform, (Compose, ComposeFilters)):
+        parts = transform.transforms if isinstance(transform, Compose) else transform.filters
+        for part in parts:
+            yield from _parts_of(part)
+    elif transform is not None:
+        yield transform
+
+
+def with_bar(items: Sequence[T], name: str) -> Iterator[T]:
+    """The items; a bar shows the progress if it takes long."""
+    yield from tqdm(items, name, unit='graph', delay=_SLOW)
+
+
+def read_graphs(dataset: GraphDataset) -> Sequence[object]:
+    """All graphs of a dataset."""
+    if isinstance(dataset, (list, tuple)):
+        return dataset
+    copies = dataset._data_list if isinstance(dataset, InMemoryDataset) else None
+    graphs = [dataset[k] for k in with_bar(range(len(dataset)), 'reading graphs')]
+    if isinstance(dataset, InMemoryDataset):
+        dataset._data_list = copies  # PyG would keep every graph a second time.
+    return graphs
