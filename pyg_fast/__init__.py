@@ -10,6 +10,7 @@ from . import datasets, graph, loader, nn, transforms
 from . import papers as papers
 from ._accelerate import accelerate, accelerate_report, restore
 from ._capture import CapturedStep, capture
+from ._choose_k import choose_k
 from ._choose_num_samples import choose_num_samples
 from ._compile import compile, export
 from ._memory_estimate import MemoryEstimate, memory_estimate
@@ -20,6 +21,6 @@ _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 
 __all__ = [
     'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',
-    'choose_num_samples', 'compile', 'datasets', 'export', 'graph', 'loader', 'memory_estimate',
-    'nn', 'ops', 'restore', 'small_graphs', 'transforms', 'with_cuda',
+    'choose_k', 'choose_num_samples', 'compile', 'datasets', 'export', 'graph', 'loader',
+    'memory_estimate', 'nn', 'ops', 'restore', 'small_graphs', 'transforms', 'with_cuda',
 ]  # fmt: skip
