@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch.nn import Module
 from torch_geometric.data import Data
 
+from ._progress import progress
 from ._scores import (
     Forward,
     Metric,
@@ -104,7 +105,7 @@ def choose_k(
     check_full_score(full_score, data, metric)
     table: list[KRow] = []
     chosen = None
-    for k in reversed(given or _usual_candidates(model)):
+    for k in progress((given or _usual_candidates(model))[::-1], 'choose_k'):
         trained, reached, seconds = _measure(train, k, score)
         table.insert(0, KRow(k, reached, full_score - reached, seconds))
         if least_that_holds([(row.k, row.drop) for row in table], max_drop) == k:

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import Adj
 from torch_geometric.utils import to_edge_index
 
+from ._progress import progress
 from ._scores import (
     Forward,
     Metric,
@@ -123,7 +124,8 @@ def choose_num_samples(
         rows = [_Rows.of(layer, edge_index) for layer, edge_index in seen]
         _set(layers, sample='always', **how)
         table = []
-        for num_samples in given or _powers(max(each.largest for each in rows)):
+        usual = _powers(max(each.largest for each in rows))
+        for num_samples in progress(given or usual, 'choose_num_samples'):
             _set(layers, num_samples=num_samples)
             reached = score(model)
             rate = sum(each.rate(num_samples) for each in rows) / len(rows)

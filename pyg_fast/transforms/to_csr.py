@@ -17,6 +17,7 @@ from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import EdgeType, TensorFrame
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from .._progress import LARGE, progress
 from ..graph import PreparedGraph, graph_of, prepare_edge_index
 from ..graph.csr import E_PERM, perm_name, prepare_graph, set_perm_name
 from ..ops._edges import check_edge_index
@@ -138,7 +139,8 @@ class ToCSR(BaseTransform):
         for store in stores:
             _call_on(store, check_edge_index, store['edge_index'])
         num_nodes = _node_counts(data, stores)
-        for store in stores:
+        shown = len(stores) > 1 and sum(store.num_edges for store in stores) >= LARGE
+        for store in progress(stores, 'ToCSR', shown=shown):
             key = store._key or (None, None)
             size = num_nodes[key[0]], num_nodes[key[-1]]
             keep = self.keep_edge_index

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..._progress import LARGE, progress
 from ...graph.graph import graph_of, has_loops
 from ...graph.prepared_graph import PreparedGraph, list_of
 from ...graph.signature import signature_of
@@ -83,7 +84,8 @@ def execution_paths(
     paths: list[ExecutionPath] = []
     # If a layer needs most edges, so do all layers before it.
     active, whole = mask, False
-    for layer in reversed(range(num_layers)):
+    large = num_edges >= LARGE
+    for layer in progress(range(num_layers)[::-1], 'execution paths', shown=large):
         nodes = active.nonzero().view(-1)
         counts = degree[nodes].long()
         total = int(counts.sum())
