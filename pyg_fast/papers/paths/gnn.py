@@ -216,7 +216,7 @@ class PathPreparedGNN(Module):
             assert isinstance(h, Tensor)
             if not active_only:
                 k = self.num_layers
-                return self._of_all(h, rows, path)
+                return h if path is None else self._of_all(h, rows, path)
         except torch.OutOfMemoryError as error:
             if torch.compiler.is_compiling():
                 raise
@@ -491,9 +491,9 @@ class PathPreparedGNN(Module):
         assert mask is not None
         return x[mask]
 
-    def _of_all(self, x: Tensor, rows: Rows, path: ExecutionPath | None) -> Tensor:
-        """The rows of all nodes, of the last layer's output."""
-        if path is None or not path.forward or path.is_whole:
+    def _of_all(self, x: Tensor, rows: Rows, path: ExecutionPath) -> Tensor:
+        """The rows of all nodes, of the last layer's output on a path."""
+        if not path.forward or path.is_whole:
             return x
         if rows.nodes is None:
             # A layer with hooks, or PyG's code, fills the other rows itself, or computes them of
