@@ -9,17 +9,21 @@ from . import ops  # isort: skip
 from . import datasets, graph, loader, nn, transforms
 from . import papers as papers
 from ._accelerate import accelerate, accelerate_report, restore
+from ._benchmark import Benchmark, benchmark
 from ._capture import CapturedStep, capture
+from ._choose_k import choose_k
 from ._choose_num_samples import choose_num_samples
 from ._compile import compile, export
 from ._memory_estimate import MemoryEstimate, memory_estimate
+from ._report import LayerReport
 from .graph.small_graphs import small_graphs
 from .ops import with_cuda
 
 _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 
 __all__ = [
-    'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',
-    'choose_num_samples', 'compile', 'datasets', 'export', 'graph', 'loader', 'memory_estimate',
-    'nn', 'ops', 'restore', 'small_graphs', 'transforms', 'with_cuda',
+    'Benchmark', 'CapturedStep', 'LayerReport', 'MemoryEstimate', '__version__', 'accelerate',
+    'accelerate_report', 'benchmark', 'capture', 'choose_k', 'choose_num_samples', 'compile',
+    'datasets', 'export', 'graph', 'loader', 'memory_estimate', 'nn', 'ops', 'restore',
+    'small_graphs', 'transforms', 'with_cuda',
 ]  # fmt: skip

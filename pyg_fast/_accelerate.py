@@ -1,12 +1,13 @@
 """Replaces a model's layers by ours, and back."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
+from ._report import PYGS, SCRIPTED, AccelerateReport, LayerReport, table_of
 from .nn import FusedGATConv, FusedGATv2Conv, FusedGCNConv, FusedGINConv, FusedSAGEConv
 from .nn._layer import FusedLayer
 from .nn.message_passing import fused_class, why_never
@@ -21,18 +22,9 @@ _FUSED: dict[type, type[FusedLayer]] = {
 _NAMES = {base.__name__ for base in _FUSED}
 
 
-class LayerReport(NamedTuple):
-    """The result of :func:`accelerate` for a layer."""
-
-    name: str  # in the model, as in `named_modules`
-    layer: str  # the user's class
-    fused: str | None  # our class; None if PyG's code runs for every input
-    reason: str | None  # why PyG's code runs
-    ran: str | None = None  # what ran in the layer's last eager call; None: no call yet
-    how: str | None = None  # if that was ours: by a 'kernel', or over 'blocks' of edges
-
-
-def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
+def accelerate(
+    model: ModelT, *refused: object, verbose: bool = False, strict: bool = False
+) -> ModelT:
     r"""Replaces each :class:`~torch_geometric.nn.conv.GCNConv`,
     :class:`~torch_geometric.nn.conv.SAGEConv`, :class:`~torch_geometric.nn.conv.GINConv`,
     :class:`~torch_geometric.nn.conv.GATConv` and :class:`~torch_geometric.nn.conv.GATv2Conv` of a
@@ -46,41 +38,76 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
 
     Args:
         model (torch.nn.Module): The model, or a single layer.
-        verbose (bool, optional): Whether to print the layers replaced, the layers skipped, and the
-            reasons; after a call also the layers that PyG's code ran. (default: :obj:`False`)
+        verbose (bool, optional): Whether to print what will run each layer, and why PyG's code
+            will; after a call also of layers that it ran then. Only by name.
+            (default: :obj:`False`)
+        strict (bool, optional): Whether to raise an error, and leave the model as it is, if PyG's
+            code will run a layer for every input, or ran it in its last eager call. Only by name.
+            (default: :obj:`False`)
 
     Returns:
         torch.nn.Module: The :obj:`model`.
 
     Raises:
-        TypeError: If :obj:`model` is not a module, or :obj:`verbose` not a bool.
+        TypeError: If :obj:`model` is not a module, :obj:`verbose` or :obj:`strict` not a bool, or
+            there are more arguments without a name.
+        NotImplementedError: If :obj:`strict` is set and PyG's code runs a layer. The text is the
+            table of :func:`accelerate_report`.
 
     Example:
         >>> model = pyg_fast.accelerate(GraphSAGE(128, 64, num_layers=3), verbose=True)
-        layer    class     runs as
+        layer    class     will run as
         convs.0  SAGEConv  FusedSAGEConv
         convs.1  SAGEConv  FusedSAGEConv
         convs.2  SAGEConv  FusedSAGEConv
     """
-    if not isinstance(verbose, (bool, int)):
-        raise TypeError(f"'verbose' must be a bool, got {type(verbose).__name__}")
-    reports = []
-    for conv, report in _layers(model):
-        reports.append(report)
+    if refused:
+        raise TypeError(
+            f'accelerate takes the model alone, got a {type(refused[0]).__name__} after it: '
+            "options need their names, such as verbose=True; the data are not needed here, but "
+            'sorted once by data = pyg_fast.transforms.ToCSR()(data)'
+        )
+    for name, value in (('verbose', verbose), ('strict', strict)):
+        if not isinstance(value, (bool, int)):
+            raise TypeError(f"'{name}' must be a bool, got {type(value).__name__}")
+    layers = list(_layers(model))
+    reports = AccelerateReport(report for _, report in layers)
+    by_pyg = sum(report.reason is not None for report in reports)
+    if strict and by_pyg:
+        table = f'\n{reports}'
+        raise NotImplementedError(
+            f"accelerate(strict=True): PyG's code runs {by_pyg} of {len(reports)} layers:{table}"
+        )
+    for conv, report in layers:
         if report.fused is not None and not isinstance(conv, FusedLayer):
             _class_for(type(conv))._fused_adopt(conv)
     if verbose:
-        print(_table(reports))
+        print(_will_run(reports))
     return model
 
 
-def accelerate_report(model: Module) -> list[LayerReport]:
-    """The layers that :func:`accelerate` would replace or has replaced, without changing the model;
-    and what ran in the last eager call of each layer: some layers have no kernel for some inputs,
-    such as sparse matrices. In code of :func:`torch.compile` layers with hand-written kernels
-    (``FusedGATConv`` and the like, not ``FusedTransformerConv``) keep these; for others
-    :func:`pyg_fast.compile` does, and with another backend PyG's code runs, compiled."""
-    return [report for _, report in _layers(model)]
+def accelerate_report(model: Module) -> AccelerateReport:
+    r"""The layers that :func:`accelerate` would replace or has replaced, without changing the
+    model; and what ran in the last eager call of each layer: some layers have no kernel for some
+    inputs, such as sparse matrices.
+
+    In code of :func:`torch.compile` layers with hand-written kernels (``FusedGATConv`` and the
+    like, not ``FusedTransformerConv``) keep these; for others :func:`pyg_fast.compile` does, and
+    with another backend PyG's code runs, compiled.
+
+    Returns:
+        list[LayerReport]: An entry for each layer. The list prints as a table.
+
+    Raises:
+        TypeError: If :obj:`model` is not a module.
+
+    Example:
+        >>> print(pyg_fast.accelerate_report(model))
+        layer    class     runs on     why not a kernel                what helps
+        convs.0  SAGEConv  kernel
+        convs.1  SAGEConv  PyG's code  MedianAggregation has no kernel  aggr='sum', 'mean', ...
+    """
+    return AccelerateReport(report for _, report in _layers(model))
 
 
 def restore(model: ModelT) -> ModelT:
@@ -115,12 +142,15 @@ def _layers(model: Module) -> Iterator[tuple[Module, LayerReport]]:
         if isinstance(module, torch.jit.ScriptModule):
             original = getattr(module, 'original_name', '')
             if original in _NAMES:
-                yield module, LayerReport(name, original, None, 'compiled by TorchScript')
+                yield module, LayerReport(name, original, None, SCRIPTED)
         elif isinstance(module, FusedLayer):
             layer = module._base.__name__ if module._fused_is_adopted() else cls.__name__
             reason = cls._fused_why_never(module)
             fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module), module._fused_how())
+            ran = None if module._last_run is None else cls.__name__
+            if module._last_run:
+                ran, reason = f'{PYGS}: {module._last_run}', reason or module._last_run
+            yield module, LayerReport(name, layer, fused, reason, ran, module._fused_how())
         elif isinstance(module, MessagePassing):
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)
@@ -133,27 +163,18 @@ def _class_for(cls: type) -> type[FusedLayer]:
     return _FUSED[cls] if cls in _FUSED else fused_class(cls)
 
 
-def _ran(conv: FusedLayer) -> str | None:
-    """What ran in the last eager call."""
-    reason = conv._last_run
-    if reason is None:
-        return None
-    return f"PyG's code: {reason}" if reason else type(conv).__name__
-
-
-def _table(reports: list[LayerReport]) -> str:
+def _will_run(reports: list[LayerReport]) -> str:
+    """What will run each layer, as text."""
     if not reports:
         return 'accelerate: the model has no MessagePassing layer'
-    rows = [('layer', 'class', 'runs as')]
     written = {cls.__name__ for cls in _FUSED.values()}
-    for name, layer, fused, reason, ran, _ in reports:
-        pygs = (ran or '').removeprefix("PyG's code: ")
-        if fused is None or pygs != (ran or ''):
-            what = f'{layer}: {reason or pygs}'
-        elif ran is None and fused not in written:  # Its message is traced then.
-            what = f"{fused}, or PyG's code: known after a call"
+    rows = []
+    for report in reports:
+        if report.reason is not None or report.fused is None:
+            what = f'{report.layer}: {report.reason}'
+        elif report.ran is None and report.fused not in written:  # Its message is captured then.
+            what = f"{report.fused}, or PyG's code: known after a call"
         else:
-            what = fused
-        rows.append((name or '(model)', layer, what))
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return '\n'.join(f'{a:<{widths[0]}}  {b:<{widths[1]}}  {c}' for a, b, c in rows)
+            what = report.fused
+        rows.append((report.name or '(model)', report.layer, what))
+    return table_of(('layer', 'class', 'will run as'), rows)

@@ -107,6 +107,18 @@ class CapturedStep:
         self._held: list[object] = []
         self._state: list[object] = []
 
+    def __repr__(self) -> str:
+        if _device(self.model).type != 'cuda':
+            state = 'runs as usual on a CPU'
+        elif self._graph is None:
+            state = f'not captured yet, after {self._num_calls} of {_WARMUP} first calls'
+        else:
+            state = 'captured'
+        return (
+            f'{type(self).__name__}({type(self.model).__name__}, '
+            f'{type(self.optimizer).__name__}, mask={self.mask!r}; {state})'
+        )
+
     def __call__(self) -> Tensor:
         """Trains once.
 

@@ -2,9 +2,7 @@
 
 import contextlib
 import inspect
-import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -14,15 +12,21 @@ from torch_geometric.data import Data
 from torch_geometric.typing import Adj
 from torch_geometric.utils import to_edge_index
 
+from ._progress import progress
+from ._scores import (
+    Forward,
+    Metric,
+    check_full_score,
+    evaluation_mode,
+    least_that_holds,
+    score_of,
+)
 from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from .papers.sampling import SampledGCNConv, SampledSAGEConv
 
 Sampled: TypeAlias = SampledGCNConv | SampledSAGEConv
-Metric: TypeAlias = Callable[[Tensor, Data], float]
-Forward: TypeAlias = Callable[[Module, Data], Tensor]
 # Attributes of a layer that an evaluation changes.
 _CHANGED = ('num_samples', 'strategy', 'sample', '_cached_norm', '_cached_edges')
-_ROUNDING = 1e-9  # Tolerance: 0.81 - 0.8 is slightly above 0.01.
 
 
 class SampleRow(NamedTuple):
@@ -69,7 +73,7 @@ def choose_num_samples(
             :class:`~pyg_fast.nn.SampledSAGEConv` layers, or a single such layer.
         data (torch_geometric.data.Data): The data to evaluate it on.
         max_drop (float): Largest allowed loss of score; 0.01 is one point of
-            accuracy. (default: :obj:`0.01`)
+            accuracy, of which a drop of 1 or more is an error. (default: :obj:`0.01`)
         candidates (list[int], optional): The numbers of samples to try, from 1 to 4096.
             (default: :obj:`None`, the powers of two up to the first that keeps every edge, or to
             4096)
@@ -89,11 +93,15 @@ def choose_num_samples(
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If the model has no layer that samples or runs none, :obj:`max_drop` is
-            negative, :obj:`candidates` are empty or out of range, the :obj:`strategy` is unknown or
-            not supported by a layer, the full score is not a finite number, or, without a
-            :obj:`metric`, :obj:`data` has no :obj:`val_mask` with some nodes or not one class per
-            node.
+        ValueError: If the model has no layer that samples or runs none, :obj:`max_drop` is negative
+            or, without a :obj:`metric`, not below 1, :obj:`candidates` are empty or out of range,
+            the :obj:`strategy` is unknown or not supported by a layer, the full score is not a
+            finite number, or, without a :obj:`metric`, :obj:`data` has no :obj:`val_mask` with some
+            nodes or not one class per node.
+
+    Warns:
+        UserWarning: If the accuracy without sampling is no better than chance: then the model is
+            not trained, and no sample too small.
 
     Example:
         >>> choice = pyg_fast.choose_num_samples(model, data, max_drop=0.01)
@@ -103,56 +111,30 @@ def choose_num_samples(
         ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
     layers = _sampled_layers(model, strategy)
-    _check_max_drop(max_drop)
     given = None if candidates is None else _check_candidates(candidates)
-    if metric is None:
-        metric = _val_accuracy
-        _check_val_mask(data)
-    score = partial(_score, model, data, metric, forward or _forward)
+    score = score_of(data, max_drop, metric, forward)
     how = {} if strategy is None else {'strategy': strategy}
-    with _evaluation_mode(model, layers):
-        full_score, rows = _full_score(layers, score)
+    with evaluation_mode(model), _restore_options(layers):
+        _set(layers, sample='never')
+        with _record_edges(layers) as seen:
+            full_score = score(model)
+        if not seen:
+            raise ValueError("'model' was run, but none of its sampled layers")
+        check_full_score(full_score, data, metric)
+        rows = [_Rows.of(layer, edge_index) for layer, edge_index in seen]
         _set(layers, sample='always', **how)
         table = []
-        for num_samples in given or _powers(max(each.largest for each in rows)):
+        usual = _powers(max(each.largest for each in rows))
+        for num_samples in progress(given or usual, 'choose_num_samples'):
             _set(layers, num_samples=num_samples)
-            reached = score()
+            reached = score(model)
             rate = sum(each.rate(num_samples) for each in rows) / len(rows)
             table.append(SampleRow(num_samples, reached, full_score - reached, rate))
 
-    chosen = None
-    for row in reversed(table):
-        if not row.drop <= max_drop + _ROUNDING:  # also for NaN
-            break
-        chosen = row.num_samples
+    chosen = least_that_holds([(row.num_samples, row.drop) for row in table], max_drop)
     if apply and chosen is not None:
         _set(layers, num_samples=chosen, **how)
     return SampleChoice(chosen, full_score, table)
-
-
-def _score(model: Module, data: Data, metric: Metric, forward: Forward) -> float:
-    return float(metric(forward(model, data), data))
-
-
-def _full_score(
-    layers: list[Sampled], score: Callable[[], float]
-) -> tuple[float, list['_Rows']]:
-    """The score without sampling, and the rows of each call of a layer."""
-    _set(layers, sample='never')
-    with _record_edges(layers) as seen:
-        full_score = score()
-    if not math.isfinite(full_score):
-        raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
-    if not seen:
-        raise ValueError("'model' was run, but none of its sampled layers")
-    return full_score, [_Rows.of(layer, edge_index) for layer, edge_index in seen]
-
-
-def _check_max_drop(max_drop: float) -> None:
-    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
-        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
-    if not max_drop >= 0:
-        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
 
 
 def _set(layers: Iterable[Sampled], **options: object) -> None:
@@ -193,43 +175,16 @@ def _powers(largest: int) -> list[int]:
     return [1 << k for k in range((last - 1).bit_length() + 1)]
 
 
-def _check_val_mask(data: Data) -> None:
-    mask, y = getattr(data, 'val_mask', None), getattr(data, 'y', None)
-    if not isinstance(mask, Tensor) or not isinstance(y, Tensor):
-        raise ValueError("'data' must have a val_mask and y, or pass a 'metric'")
-    if mask.dtype != torch.bool or mask.dim() != 1 or not bool(mask.any()):
-        raise ValueError(
-            "'data.val_mask' must be a bool tensor with one entry for each node, some of them set"
-        )
-    if y.dim() != 1 or y.is_floating_point():
-        raise ValueError("'data.y' must be one class for each node, or pass a 'metric'")
-
-
-def _val_accuracy(out: Tensor, data: Data) -> float:
-    mask = data.val_mask
-    return (out[mask].argmax(dim=-1) == data.y[mask]).double().mean().item()
-
-
-def _forward(model: Module, data: Data) -> Tensor:
-    return model(data.x, data.edge_index)
-
-
 @contextlib.contextmanager
-def _evaluation_mode(model: Module, layers: list[Sampled]) -> Iterator[None]:
-    """Evaluation mode, without gradients; restores the model afterwards."""
-    training = [(module, module.training) for module in model.modules()]
+def _restore_options(layers: list[Sampled]) -> Iterator[None]:
+    """Restores what an evaluation changes of the layers afterwards."""
     before = [
         (layer, {name: vars(layer)[name] for name in _CHANGED if name in vars(layer)})
         for layer in layers
     ]
     try:
-        model.eval()
-        # Compiled code would recompile for every number of samples.
-        with torch.no_grad(), torch.compiler.set_stance('force_eager'):
-            yield
+        yield
     finally:
-        for module, flag in training:
-            module.training = flag
         for layer, options in before:
             _set([layer], **options)
 

@@ -103,7 +103,17 @@ def planted_structure(
     return rowptr, col
 
 
-class PlantedGraph(InMemoryDataset):
+class _PlantedDataset(InMemoryDataset):
+    """A dataset of one generated graph, which shows its size."""
+
+    _planted_size: str | PlantedSize | DirectedSize | None = None  # of one that 0.2 has pickled
+
+    def __repr__(self) -> str:
+        size = '' if self._planted_size is None else repr(self._planted_size)
+        return f'{type(self).__name__}({size})'
+
+
+class PlantedGraph(_PlantedDataset):
     r"""A graph of planted communities with skewed degrees, for node classification.
 
     Node :math:`i` has a community :math:`c_i`, uniform, and a propensity
@@ -176,6 +186,7 @@ class PlantedGraph(InMemoryDataset):
         device: torch.device | str = 'cpu',
     ) -> None:
         super().__init__(None, transform)
+        self._planted_size = size
         size = _resolve_any(size)
         directed = isinstance(size, DirectedSize)
         if num_channels is None:
@@ -202,7 +213,7 @@ class PlantedGraph(InMemoryDataset):
         self.data, self.slices = self.collate([Data(x=x, edge_index=edge_index, y=y, **masks)])
 
 
-class MultiLabelPlantedGraph(InMemoryDataset):
+class MultiLabelPlantedGraph(_PlantedDataset):
     r"""A graph of planted communities whose nodes have any number of labels each, determined only
     by their neighbourhoods.
 
@@ -257,6 +268,7 @@ class MultiLabelPlantedGraph(InMemoryDataset):
         device: torch.device | str = 'cpu',
     ) -> None:
         super().__init__(None, transform)
+        self._planted_size = size
         size = _resolve(size)
         _check('num_channels', num_channels, 1)
         _check('num_labels', num_labels, 1)

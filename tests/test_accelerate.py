@@ -300,7 +300,7 @@ def test_verbose(capsys: pytest.CaptureFixture) -> None:
     assert capsys.readouterr().out == ''
     pyg_fast.accelerate(model, verbose=True)
     assert capsys.readouterr().out.splitlines() == [
-        'layer   class     runs as',
+        'layer   class     will run as',
         'first   SAGEConv  FusedSAGEConv',
         'second  SAGEConv  SAGEConv: MedianAggregation has no kernel',
     ]
@@ -317,16 +317,135 @@ def test_verbose_of_traced_layers(capsys: pytest.CaptureFixture) -> None:
     pyg_fast.accelerate(model, verbose=True)
     pyg_fast.accelerate(torch.nn.Linear(2, 2), verbose=True)
     assert capsys.readouterr().out.splitlines() == [
-        'layer  class      runs as',
+        'layer  class      will run as',
         "0      GraphConv  FusedGraphConv, or PyG's code: known after a call",
         "1      GraphConv  FusedGraphConv, or PyG's code: known after a call",
-        'layer  class      runs as',
+        'layer  class      will run as',
         '0      GraphConv  FusedGraphConv',
         '1      GraphConv  GraphConv: 1 edges',
         'accelerate: the model has no MessagePassing layer',
     ]
-    with pytest.raises(TypeError, match="'verbose' must be a bool, got Data"):
-        pyg_fast.accelerate(model, Data())
+    for option in ('verbose', 'strict'):
+        with pytest.raises(TypeError, match=f"'{option}' must be a bool, got Data"):
+            pyg_fast.accelerate(model, **{option: Data()})
+
+
+def test_data_after_the_model() -> None:
+    model = GCNConv(8, 4)
+    for extra in (Data(), True):
+        message = f'takes the model alone, got a {type(extra).__name__} .*ToCSR'
+        with pytest.raises(TypeError, match=message):
+            pyg_fast.accelerate(model, extra)
+    assert type(model) is GCNConv
+
+
+def test_report_is_a_list_that_prints_as_a_table() -> None:
+    model = ModuleDict({
+        'first': SAGEConv(8, 4), 'second': SAGEConv(8, 4, aggr='median'), 'third': GraphConv(8, 4),
+    })  # fmt: skip
+    report = pyg_fast.accelerate_report(pyg_fast.accelerate(model))
+    assert isinstance(report, list)
+    assert pickle.loads(pickle.dumps(report)) == list(report)
+    x, edge_index = torch.randn(5, 8), torch.tensor([[0], [1]])
+    assert [each.runs_on for each in report] == [
+        'no eager call yet', "PyG's code", 'no eager call yet'
+    ]
+    with pyg_fast.small_graphs('kernel'):
+        model['first'](x, edge_index)
+    model['third'](x, edge_index)
+    report = pyg_fast.accelerate_report(model)
+    helps = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
+    lines = repr(report).splitlines()
+    assert str(report) == repr(report)
+    assert [line.split('  ')[0].strip() for line in lines] == ['layer', 'first', 'second', 'third']
+    for line, words in zip(lines, (
+        ('class', 'runs on', 'why not a kernel', 'what helps'), ('SAGEConv', 'kernel'),
+        ('SAGEConv', "PyG's code", 'MedianAggregation has no kernel', helps),
+        ('GraphConv', "PyG's code", '1 edges', 'nothing: '),
+    ), strict=True):  # fmt: skip
+        assert all(word in line for word in words)
+    assert report[2].reason == '1 edges'
+    assert report[2].ran == f"PyG's code: {report[2].reason}"
+    assert report[0].cure is None
+    assert repr(pyg_fast.accelerate_report(torch.nn.Linear(2, 2))) == (
+        'the model has no MessagePassing layer'
+    )
+
+
+def test_strict() -> None:
+    model = ModuleList([SAGEConv(8, 4), SAGEConv(8, 4, aggr='median')])
+    with pytest.raises(NotImplementedError, match='MedianAggregation has no kernel') as error:
+        pyg_fast.accelerate(model, strict=True)
+    assert str(pyg_fast.accelerate_report(model)) in str(error.value)
+    assert type(model[0]) is SAGEConv  # nothing changed
+    assert type(pyg_fast.accelerate(model[:1], strict=True)[0]) is FusedSAGEConv
+    layer = pyg_fast.accelerate(GraphConv(8, 4), strict=True)
+    layer(torch.randn(3, 8), torch.tensor([[0], [1]]))
+    with pytest.raises(NotImplementedError, match='1 edges'):  # what ran in the last call
+        pyg_fast.accelerate(layer, strict=True)
+
+
+class Told(MessagePassing):
+    """Messages that no kernel runs, for a reason in the user's own code."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.count = how, 0
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.count += 1
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        if self.how == 'print':
+            print(x_i.shape)
+        if self.how == 'value' and x_j.sum().item() > 0:
+            return x_i
+        if self.how == 'norm':
+            return self.norm(x_j)
+        if self.how == 'number':
+            return x_j[:, :4] * (self.count * 2)
+        return x_j
+
+
+@pytest.mark.parametrize(
+    ('how', 'cause', 'line', 'helps'),
+    [
+        ('print', 'message calls print', 'print(x_i.shape)', 'print in forward'),
+        ('value', 'reads a value of a tensor', "if self.how == 'value'", 'torch.where'),
+        ('norm', 'message writes into its input', 'return self.norm(x_j)', 'in forward or update'),
+        ('number', 'a number that changes: self.count', 'return x_j[:, :4]', 'a tensor in place'),
+    ],
+)
+@pytest.mark.filterwarnings('ignore:Told.message')
+def test_reasons_name_line_cause_and_cure(how: str, cause: str, line: str, helps: str) -> None:
+    layer, (x, edge_index) = pyg_fast.accelerate(Told(how)), graph()
+    with pyg_fast.small_graphs('kernel'):
+        for _ in range(4):
+            layer(x[:, :8].contiguous(), edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert cause in report.reason
+    assert 'test_accelerate.py", line ' in report.reason
+    assert f'in message: {line}' in report.reason
+    assert helps in report.cure
+
+
+def test_a_message_with_a_network_a_norm_and_detach_runs_on_a_kernel() -> None:
+    class Rich(Told):
+        def __init__(self) -> None:
+            super().__init__('')
+            self.net = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.LayerNorm(8))
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return self.net(torch.cat([x_i, x_j.detach()], dim=-1))
+
+    layer, (x, edge_index) = Rich(), graph()
+    x = x[:, :8].contiguous()
+    expected = layer(x, edge_index)
+    with pyg_fast.small_graphs('kernel'):
+        torch.testing.assert_close(pyg_fast.accelerate(layer)(x, edge_index), expected)
+    assert pyg_fast.accelerate_report(layer)[0].runs_on in ('kernel', 'blocks')
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,17 @@ def test_refused_optimizers(cuda: torch.device) -> None:
         step()
     assert torch.cuda.get_sync_debug_mode() == 0
     assert any((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_repr(device: torch.device) -> None:
+    data, model = planted(device), gcn(device)
+    step = pyg_fast.capture(model, data, adam(model, device), cross_entropy)
+    assert repr(step).startswith("CapturedStep(GCN, Adam, mask='train_mask'; ")
+    if device.type == 'cpu':
+        assert 'runs as usual on a CPU' in repr(step)
+        return
+    for count in range(3):
+        assert f'not captured yet, after {count} of 3 first calls' in repr(step)
+        step()
+    step()
+    assert repr(step).endswith('; captured)')

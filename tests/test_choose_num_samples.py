@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_nothing_else_changes(
     model.train()
     model.dropout.eval()
     before = state_of(model)
-    choice = choose_num_samples(model, data, 1.0, strategy='bucket', apply=apply)
+    choice = choose_num_samples(model, data, 0.99, strategy='bucket', apply=apply)
     assert torch.is_grad_enabled()
     assert choice.num_samples == 1
     after = state_of(model)
@@ -240,7 +241,7 @@ def test_layers_that_never_sample_are_left_out() -> None:
     data = planted()
     model = Net(SampledSAGEConv)
     model.convs[0].sample = 'never'
-    choice = choose_num_samples(model, data, 1.0)
+    choice = choose_num_samples(model, data, 0.99)
     assert choice.num_samples == 1
     assert [(conv.num_samples, conv.sample) for conv in model.convs] == [(3, 'never'), (1, 'eval')]
     for row in choice.table:
@@ -252,7 +253,7 @@ def test_layers_that_never_sample_are_left_out() -> None:
 def test_a_layer_is_a_model() -> None:
     data = planted()
     layer = SampledGCNConv(64, 4, 9)
-    assert choose_num_samples(layer, data, 1.0).num_samples == layer.num_samples == 1
+    assert choose_num_samples(layer, data, 0.99).num_samples == layer.num_samples == 1
 
 
 def test_forward_and_metric_get_what_is_given() -> None:
@@ -334,6 +335,7 @@ def test_a_trained_model_reads_less() -> None:
         ({'model': SampledGCNConv(64, 4, 1, sample='never')}, ValueError, "have sample='never'"),
         ({'max_drop': -0.01}, ValueError, "'max_drop' must be at least 0, got -0.01"),
         ({'max_drop': math.nan}, ValueError, "'max_drop' must be at least 0, got nan"),
+        ({'max_drop': 1}, ValueError, "'max_drop' must be below 1, since it is a share"),
         ({'max_drop': '1%'}, TypeError, "'max_drop' must be a number, got str"),
         ({'max_drop': True}, TypeError, "'max_drop' must be a number, got bool"),
         ({'candidates': []}, ValueError, "'candidates' must hold at least one number"),
@@ -344,7 +346,7 @@ def test_a_trained_model_reads_less() -> None:
         ({'strategy': 3}, TypeError, "'strategy' must be a string"),
         ({'model': SampledSAGEConv(64, 4, 1, aggr='max'), 'strategy': 'unbiased'}, ValueError,
          "strategy='unbiased' supports only sums and means"),
-        ({'metric': lambda out, data: math.nan}, ValueError, 'finite score on all edges, got nan'),
+        ({'metric': lambda out, data: math.nan}, ValueError, 'finite score to compare with'),
         ({'forward': lambda model, data: data.x}, ValueError, 'none of its sampled layers'),
     ],
 )
@@ -380,3 +382,24 @@ def test_data_that_the_usual_metric_cannot_use(change: dict[str, Any], message: 
         del data.val_mask
         with pytest.raises(ValueError, match=message if change['val_mask'] is None else 'val_mask'):
             choose_num_samples(model, data)
+
+
+def test_a_model_of_chance_is_warned_of() -> None:
+    data = planted()
+    model = Net(SampledGCNConv)
+    with pytest.warns(UserWarning, match='no better than that of naming the most common class'):
+        choose_num_samples(model, data)
+    right = torch.nn.functional.one_hot(data.y % 4).float()
+    data.y = data.y % 4
+
+    def forward(model: Module, data: Data) -> Tensor:
+        model(data.x, data.edge_index)
+        return right
+
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        choose_num_samples(model, data, forward=forward)
+        choose_num_samples(model, data, metric=lambda out, data: 0.0)
+    data.y = torch.zeros_like(data.y)  # Accuracy says nothing about a single class.
+    with pytest.warns(UserWarning, match='the accuracy .* that of naming .* common class, 1.000'):
+        choose_num_samples(model, data, forward=forward)

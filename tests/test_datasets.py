@@ -166,7 +166,7 @@ def test_masks_part_the_nodes() -> None:
 def test_is_a_dataset() -> None:
     dataset = PlantedGraph('tiny', transform=NormalizeFeatures(), num_channels=9)
     assert len(dataset) == 1
-    assert repr(dataset) == 'PlantedGraph()'
+    assert repr(dataset).startswith('PlantedGraph(')
     assert (dataset.num_classes, dataset.num_features) == (4, 9)
     data = dataset[0]
     assert isinstance(data, Data)
@@ -405,7 +405,7 @@ def test_multi_label_graph_has_the_structure(device: torch.device) -> None:
     masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
     assert masks.sum(dim=0).eq(1).all()
     assert masks.sum(dim=1).tolist() == [150, 75, 75]
-    assert repr(dataset) == 'MultiLabelPlantedGraph()'
+    assert repr(dataset).startswith('MultiLabelPlantedGraph(')
     assert (dataset.num_classes, dataset.num_features) == (7, 64)
     again, other = (MultiLabelPlantedGraph(
         'tiny', seed, NormalizeFeatures(), num_labels=7, device=device)[0] for seed in (3, 4))
@@ -491,3 +491,11 @@ def test_bad_arguments_of_a_multi_label_graph(
 ) -> None:
     with pytest.raises(error, match=message):
         MultiLabelPlantedGraph(**{'size': 'tiny', **arguments})
+
+
+def test_repr_shows_the_size() -> None:
+    assert repr(PlantedGraph('tiny')) == "PlantedGraph('tiny')"
+    size = SIZES['tiny']
+    assert repr(PlantedGraph(size)) == f'PlantedGraph({size!r})'
+    assert repr(copy.copy(PlantedGraph('tiny'))) == "PlantedGraph('tiny')"
+    assert repr(MultiLabelPlantedGraph('tiny')) == "MultiLabelPlantedGraph('tiny')"

@@ -3,11 +3,15 @@
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.data.storage import BaseStorage
 
 from ..sparse.graph import Graph
 from ..sparse.to_csr import to_csr, to_csr_unweighted, transpose_csr
 from ._cache import store
 from .graph import GraphRequest
+
+E_PERM = 'e_perm'  # the attribute in which ToCSR keeps the positions of edges before the sort
+_PERM_NAME = '_pyg_fast_perm'
 
 
 @torch.inference_mode(False)  # The graph may be used in training.
@@ -75,3 +79,14 @@ def prepare_graph(held: list[Tensor], size: tuple[int, int]) -> Graph:
         csr = transpose
     graph = Graph(*csr, None, *transpose, None, num_src, num_dst, missing='t_perm')
     return graph.with_default_groups()
+
+
+def perm_name(store: BaseStorage) -> str | None:
+    """The attribute in which :class:`~pyg_fast.transforms.ToCSR` keeps the permutation of the edges
+    of a store. The store's copies and pickles know it, but no batch."""
+    return vars(store).get(_PERM_NAME)
+
+
+def set_perm_name(store: BaseStorage, name: str) -> None:
+    """Sets the result of :func:`perm_name`."""
+    vars(store)[_PERM_NAME] = name

@@ -12,6 +12,7 @@ from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor
 
 from ..graph.batch_edge_index import BatchEdgeIndex
+from ..graph.csr import perm_name
 from ..graph.graph import keep_block
 from ._pipeline import LateRead, PendingBatch
 from ._structure import Structure
@@ -37,6 +38,8 @@ def build_batch(
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data`, or of a remote backend a new object."""
     out = copy.copy(data) if data is not None else (custom_cls or Data)()
+    if (name := perm_name(out._store)) is not None:
+        out._store.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
     if data is None or 'num_nodes' in data._store:
         out.num_nodes = part.n_id.numel()
     for values in (attributes.nodes, attributes.edges):

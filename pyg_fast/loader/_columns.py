@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import TensorFrame
 
+from ..graph.csr import perm_name
 from ..ops._library import ops
 from ._pinned import pin
 from ._pipeline import run_on
@@ -229,7 +230,7 @@ class Table:
         return {
             key: value
             for key, value in list(store.items())
-            if key not in ('edge_index', 'adj_t', 'num_nodes')
+            if key not in ('edge_index', 'adj_t', 'num_nodes', perm_name(store))
             and (is_node_level if isinstance(value, ShardedFeatures) else belongs(key))
         }
 

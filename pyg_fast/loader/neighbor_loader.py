@@ -422,7 +422,13 @@ class FastNeighborLoader(NeighborLoader):
         self._core.meter.reset()
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}()'
+        core, options = self._core, self._seeds.options
+        parts = [
+            f'num_neighbors={list(core.sampling.fanouts)}', f'batch_size={options.batch_size}',
+            f'seeds={len(core.seeds)}', f'batches={len(self)}', f"device='{core.device}'",
+        ]  # fmt: skip
+        parts += [f'{name}=True' for name in ('shuffle', 'drop_last') if getattr(options, name)]
+        return f'{type(self).__name__}({", ".join(parts)})'
 
 
 class _Sampler(BaseSampler):

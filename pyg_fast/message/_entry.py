@@ -39,7 +39,7 @@ import torch
 import torch_geometric
 from torch import Tensor
 from torch._dynamo import eval_frame, pgo
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import _symbolic_trace
 
 from ..graph.small_graphs import runs_pygs_code
@@ -52,7 +52,7 @@ from ._ir import Refused
 from ._passes import Passes
 from ._plan import Plan, describe, make_plan
 from ._run import run
-from ._trace import one_line, tracing
+from ._trace import describe_error, line_of, tracing
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
 torch._dynamo.config.skip_guards_on_constant_func_defaults = False
@@ -293,11 +293,11 @@ class _GuardedCapture:
             except NotImplementedError as error:
                 if 'pyg_fast_message' in str(error):
                     raise Fallback(_DISABLED) from None
-                raise Refused(_describe_error(error)) from None
+                raise Refused(describe_error(error)) from None
             except (RecursionError, Refused):
                 raise
             except Exception as error:  # If it is the user's, PyG's code raises it.
-                raise Refused(_describe_error(error)) from None
+                raise Refused(describe_error(error)) from None
             finally:
                 self.read = _numbers_of(self.code)
                 pgo.get_code_state().pop(by, None)
@@ -581,7 +581,8 @@ class Entry:
                 outs = _set_attributes(function, outs, len(captured.writes))
             return outs, '' if captured.rows is None else captured.rows.container
         except _Changes as error:
-            self.refused[None] = reason = str(error)
+            reason = f"{error}{line_of(function, str(error).partition(': ')[2])}"
+            self.refused[None] = reason
             _warn_once(function, reason)
         except Refused as error:
             reason = str(error)
@@ -706,11 +707,3 @@ def _closure_values(function: object) -> list[object]:
         with suppress(ValueError):  # It is empty.
             out.append(each.cell_contents)
     return out
-
-
-def _describe_error(error: Exception) -> str:
-    """An error of Dynamo in one line."""
-    text = one_line(error)
-    if isinstance(error, TorchDynamoException):
-        return text
-    return f'{type(error).__name__}: {text}'

@@ -3,6 +3,8 @@
 import logging
 from typing import TYPE_CHECKING
 
+from ._cures import cure_of
+
 if TYPE_CHECKING:
     from ._entry import Entry
 
@@ -36,7 +38,8 @@ def tell(layer: object, reason: Fallback) -> None:
     cls = getattr(type(layer), '_base', type(layer)).__name__
     if (cls, str(reason)) not in _told and len(_told) < _MAX_TOLD:
         _told.add((cls, str(reason)))
-        _log.log(level, "%s runs PyG's code: %s", cls, reason)
+        helps = '' if isinstance(reason, BySize) else f'. What helps: {cure_of(str(reason))}'
+        _log.log(level, "%s runs PyG's code: %s%s", cls, reason, helps)
 
 
 _log = logging.getLogger('pyg_fast')

@@ -1,5 +1,8 @@
 """Traces functions into graphs of torch's operators."""
 
+import inspect
+import linecache
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -7,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -72,9 +76,49 @@ def _on_fakes(inputs: Sequence[Like | float]) -> Iterator[list[Tensor | float]]:
         raise Refused(f'{type(error).__name__}: {one_line(error)}') from error
 
 
+# Errors of Dynamo in the user's terms.
+_TERMS = (
+    (r'Failed to trace builtin operator.*?builtin operator `(\w+)`',
+     r'message calls \1, which is no operation on tensors'),
+    (r'(Could not guard on|Could not extract|Data-dependent|data-dependent).*',
+     'message reads a value of a tensor, as by if, item() or a mask'),
+)  # fmt: skip
+
+
 def one_line(error: Exception) -> str:
     """The first line of an error, and the last place in the user's code that it names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    places = [line for line in lines if line.startswith('File "')]
     text = lines[0] if lines else type(error).__name__
-    return f'{text} ({places[-1]})' if places and 'File "' not in text else text
+    for pattern, terms in _TERMS:
+        if found := re.search(pattern, str(error), re.DOTALL):
+            text = found.expand(terms)
+            break
+    places = [line for line in lines if line.startswith('File "')]
+    if not places or 'File "' in text:
+        return text
+    place = re.match(r'(File "(.+)", line (\d+), in \w+)', places[-1])
+    if place is None:
+        return f'{text} ({places[-1]})'
+    code = linecache.getline(place[2], int(place[3])).strip()
+    return f'{text} ({place[1]}: {code})' if code else f'{text} ({place[1]})'
+
+
+def describe_error(error: Exception) -> str:
+    """An error of Dynamo in one line."""
+    text = one_line(error)
+    return text if isinstance(error, TorchDynamoException) else f'{type(error).__name__}: {text}'
+
+
+def line_of(function: Callable[..., object], name: str) -> str:
+    """The first line of a function that has a name, such as ' (File "a.py", line 3, in f: x)';
+    '' if there is none."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        path = inspect.getsourcefile(function)
+    except (OSError, TypeError):
+        return ''
+    for number, line in enumerate(lines, first):
+        if re.search(rf'(?<![\w.]){re.escape(name)}\b', line):
+            title = getattr(function, '__name__', type(function).__name__)
+            return f' (File "{path}", line {number}, in {title}: {line.strip()})'
+    return ''

@@ -70,8 +70,9 @@ class Watch(NamedTuple):
             self.counter.data.zero_()
             raise ValueError(
                 f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
-                f'{self.num_dst} active nodes: the loss must read only nodes of the mask; for '
-                'other nodes prepare the paths again'
+                f'{self.num_dst} active nodes: the loss, or a layer between that mixes nodes, such '
+                'as BatchNorm, reads other nodes than those of the mask. Restrict the loss to '
+                'the mask, normalize each node by itself (LayerNorm), or prepare other paths'
             )
 
 

@@ -1,5 +1,6 @@
 """Sorts graphs by destination and stores their CSR and CSC."""
 
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -16,8 +17,9 @@ from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import EdgeType, TensorFrame
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from .._progress import LARGE, progress
 from ..graph import PreparedGraph, graph_of, prepare_edge_index
-from ..graph.csr import prepare_graph
+from ..graph.csr import E_PERM, perm_name, prepare_graph, set_perm_name
 from ..ops._edges import check_edge_index
 from ..ops._numbers import check_flag
 
@@ -48,6 +50,19 @@ class ToCSR(BaseTransform):
 
     All edge-level attributes are permuted too, except :obj:`edge_label` and
     :obj:`edge_label_index`. Attributes whose values are positions of edges keep their values.
+
+    .. warning::
+        Edge attributes that are not in :obj:`data` keep the old order, and no layer can tell.
+        :obj:`data.e_perm` is the permutation :math:`\pi`, int64 :math:`(|\mathcal{E}|)`: pass
+        :obj:`edge_attr[data.e_perm]`, or put :obj:`edge_attr` into :obj:`data` before.
+
+    :obj:`e_perm` is an edge-level attribute itself: batches and subgraphs of prepared data have
+    that of their edges. If the transform is applied again, it permutes :obj:`e_perm` along, but
+    makes a new one for an :obj:`edge_index` that is a plain tensor, also that of
+    :meth:`Data.subgraph`. Batches of a :class:`~pyg_fast.loader.FastNeighborLoader` leave it out:
+    theirs is :obj:`data.e_perm[batch.e_id]`. Where there are as many edges as nodes, PyG takes an
+    attribute for one of nodes, unless its name has :obj:`"edge"` in it: choose such a name.
+
     An :class:`~torch_geometric.EdgeIndex` that already has all of this stays the same object;
     missing or wrong caches are made again. Stores without :obj:`edge_index`
     (:obj:`adj_t`) are not changed.
@@ -94,27 +109,38 @@ class ToCSR(BaseTransform):
     Args:
         keep_edge_index (bool): Whether :obj:`edge_index` keeps the list of the edges.
             (default: :obj:`True`)
+        perm (str, optional): The attribute that keeps the permutation of the edges; :obj:`None`
+            saves its :math:`8 E` bytes. Without :obj:`keep_edge_index` there is none.
+            (default: :obj:`"e_perm"`)
 
     Shapes:
         - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer dtype
-        - **output:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`
+        - **output:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`, :obj:`e_perm`
+          :math:`(|\mathcal{E}|)`
 
     Raises:
         IndexError: If an index is negative or too large; like all errors, it names the store.
         TypeError: If an :obj:`edge_index` is not an integer tensor.
-        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`.
+        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, or the data have another
+            attribute with the name :obj:`perm`.
     """
 
-    def __init__(self, keep_edge_index: bool = True) -> None:
+    perm: str | None = E_PERM  # of a transform that an earlier version has saved
+
+    def __init__(self, keep_edge_index: bool = True, perm: str | None = E_PERM) -> None:
         check_flag('keep_edge_index', keep_edge_index)
+        if perm is not None and (not isinstance(perm, str) or not perm or perm[0] == '_'):
+            raise ValueError(f"'perm' must be the name of an attribute or None, got {perm!r}")
         self.keep_edge_index = keep_edge_index
+        self.perm = perm
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         stores = [store for store in data.edge_stores if 'edge_index' in store]
         for store in stores:
             _call_on(store, check_edge_index, store['edge_index'])
         num_nodes = _node_counts(data, stores)
-        for store in stores:
+        shown = len(stores) > 1 and sum(store.num_edges for store in stores) >= LARGE
+        for store in progress(stores, 'ToCSR', shown=shown):
             key = store._key or (None, None)
             size = num_nodes[key[0]], num_nodes[key[-1]]
             keep = self.keep_edge_index
@@ -124,11 +150,45 @@ class ToCSR(BaseTransform):
                     continue
                 store['edge_index'], keep = store['edge_index'].to_edge_index(), False
                 del graph
-            _sort(data, store, size, keep)
+            has_perm = _find_perm(store, self.perm, keep)
+            perm = _sort(data, store, size, keep, self.perm if has_perm else None)
+            if perm is not None and self.perm is not None and keep:
+                _keep_perm(store, self.perm, None if has_perm else perm)
         return data
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({"" if self.keep_edge_index else "keep_edge_index=False"})'
+        options = [] if self.keep_edge_index else ['keep_edge_index=False']
+        options += [] if self.perm == E_PERM else [f'perm={self.perm!r}']
+        return f'{type(self).__name__}({", ".join(options)})'
+
+
+def _find_perm(store: EdgeStorage, name: str | None, keep: bool) -> bool:
+    """Whether a store has the permutation of its edges from an earlier :class:`ToCSR`. Drops one
+    that they do not have any more, and warns of an attribute from elsewhere."""
+    if name is None or name not in store:
+        return False
+    value, edge_index = store[name], store['edge_index']
+    # Batches and selections of prepared data are an EdgeIndex.
+    derived = (
+        isinstance(edge_index, EdgeIndex) and isinstance(value, Tensor)
+        and value.dtype == torch.int64 and value.shape == (edge_index.size(1),)
+    )  # fmt: skip
+    if not derived and perm_name(store) != name:
+        warnings.warn(
+            f"ToCSR keeps no permutation of the edges, since the data have an attribute '{name}' "
+            "already: give it another name by ToCSR(perm='...'), or none by perm=None",
+            stacklevel=4,  # beside the call of the transform
+        )
+    elif not (derived and keep):
+        del store[name]
+    return derived and keep
+
+
+def _keep_perm(store: EdgeStorage, name: str, perm: Tensor | None) -> None:
+    """Keeps a permutation; None: that which the store has."""
+    if perm is None or name not in store:
+        set_perm_name(store, name)
+        store[name] = store[name] if perm is None else perm
 
 
 def _call_on(store: EdgeStorage, func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -167,17 +227,23 @@ def _count_ends(stores: list[EdgeStorage], node_type: str) -> int:
 
 
 def _sort(
-    data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int], keep_edge_index: bool
-) -> None:
+    data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int], keep_edge_index: bool,
+    old_perm: str | None,
+) -> Tensor | None:  # fmt: skip
+    """Sorts edges and their attributes; returns their permutation, or None if they were sorted, or
+    it is not known."""
     dims = _edge_attrs(data, store)
     if not keep_edge_index and not dims and not isinstance(data, RootedSubgraphData):
         _sort_structure(data, store, size)
-        return
-    _sort_all(data, store, size, dims)
+        return None
+    if old_perm is not None:  # Also with as many nodes as edges.
+        dims[old_perm] = 0
+    perm = _sort_all(data, store, size, dims)
     if not keep_edge_index:
         out = store['edge_index']
         store['edge_index'] = PreparedGraph(graph_of(out, *size))
         store['edge_index']._cat_metadata = out._cat_metadata
+    return perm
 
 
 def _sort_structure(
@@ -215,14 +281,14 @@ def _edge_attrs(data: Data | HeteroData, store: EdgeStorage) -> dict[str, int]:
 
 def _sort_all(
     data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int], dims: dict[str, int]
-) -> None:
+) -> Tensor | None:
     edge_index = store['edge_index']
     out, perm = _call_on(store, prepare_edge_index, edge_index, size)
     if isinstance(edge_index, EdgeIndex):
         # Caches are compared: `EdgeIndex.sort_by` and edits in place leave wrong ones.
         if _equal(edge_index, out):
             graph_of(edge_index, *size)
-            return
+            return None
         out._is_undirected = edge_index.is_undirected and size[0] == size[1]
     if isinstance(data, Batch):
         out._cat_metadata = _cat_metadata(data, store._key, out, size)
@@ -233,6 +299,7 @@ def _sort_all(
         position = torch.empty_like(perm)
         position[perm] = torch.arange(perm.numel(), device=perm.device)
         store['e_id'] = position[store['e_id']]
+    return perm
 
 
 def is_edge_attr(store: EdgeStorage, key: str) -> bool:

@@ -17,6 +17,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_fast import accelerate
+from pyg_fast.datasets import PlantedGraph
 from pyg_fast.loader import FastNeighborLoader
 from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import equal, random_data
@@ -34,7 +35,7 @@ def test_is_a_loader_of_pyg_and_torch() -> None:
     assert isinstance(loader, NeighborLoader)
     assert isinstance(loader, DataLoader)
     assert (loader.num_workers, loader.dataset, loader.batch_size) == (0, range(60), 7)
-    assert repr(loader) == 'FastNeighborLoader()'
+    assert repr(loader).startswith('FastNeighborLoader(num_neighbors=[')
     assert list(loader.node_sampler.num_neighbors.values) == [3]
 
 
@@ -278,3 +279,16 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="'collate_fn' must not be given: use 'transform'"):
         FastNeighborLoader(random_data(), [3], collate_fn=loader.collate_fn)
     assert FastNeighborLoader(random_data(), [3], collate_fn=None).collate_fn([1]).batch_size == 1
+
+
+def test_batches_leave_out_the_permutation_of_the_edges(device: torch.device) -> None:
+    plain = PlantedGraph('tiny')[0]
+    edge_attr = torch.rand(plain.num_edges)  # kept outside of the data
+    data = ToCSR()(plain)
+    batch = next(iter(FastNeighborLoader(data, num_neighbors=[3], batch_size=5, device=device)))
+    assert 'e_perm' in data
+    assert 'e_perm' not in batch
+    src, dst = plain.edge_index[:, data.e_perm[batch.e_id.cpu()]]
+    n_id, edge_index = batch.n_id.cpu(), batch.edge_index.as_tensor().cpu()
+    assert torch.equal(n_id[edge_index], torch.stack([src, dst]))
+    assert edge_attr[data.e_perm[batch.e_id.cpu()]].numel() == batch.edge_index.size(1)

@@ -625,7 +625,11 @@ def test_stats(device: torch.device) -> None:
 
 
 def test_repr() -> None:
-    assert repr(FastNeighborLoader(random_data(), [3])) == 'FastNeighborLoader()'
+    loader = FastNeighborLoader(random_data(), [3, -1], 4, range(10), shuffle=True, device='cpu')
+    assert repr(loader) == (
+        'FastNeighborLoader(num_neighbors=[3, -1], batch_size=4, seeds=10, batches=3, '
+        "device='cpu', shuffle=True)"
+    )
 
 
 def test_uniform(device: torch.device) -> None:

@@ -230,7 +230,7 @@ def test_a_number_that_changes(where: str) -> None:
         torch.testing.assert_close(actual, expected)
     assert len(seen) == 1
     assert ours.count == 5
-    assert why_pygs(ours) == 'a number that changes: self.count'
+    assert why_pygs(ours).startswith('a number that changes: self.count (File ')
     assert vars(ours)['_fused_entry'].num_captures == 2
 
 
@@ -281,7 +281,7 @@ def test_a_float_that_no_kernel_takes_as_an_argument() -> None:
     first.scale = 0.4
     with pytest.warns(UserWarning, match='self.scale'):
         check(first, ran=None)
-    assert why_pygs(first) == 'a number that changes: self.scale'
+    assert why_pygs(first).startswith('a number that changes: self.scale (File ')
 
 
 class Wrong(Layer):

@@ -814,9 +814,10 @@ def test_to_csr_after_transform(name: str) -> None:
         for data in result if isinstance(result, tuple) else (result,):
             out = ToCSR()(data)
             for before, after in zip(data.edge_stores, out.edge_stores, strict=True):
-                assert set(before.keys()) == set(after.keys())
                 if 'edge_index' not in before:
+                    assert set(before.keys()) == set(after.keys())
                     continue
+                assert set(before.keys()) | {'e_perm'} == set(after.keys())
                 size = (data.num_nodes,) * 2 if before._key is None else tuple(before.size())
                 assert_prepared(after.edge_index, before.edge_index, size)
                 order = before.edge_index[1].argsort(stable=True)
@@ -861,7 +862,7 @@ def test_lean(device: torch.device, dtype: torch.dtype) -> None:
         assert LEAN(out).edge_index is out.edge_index
         assert ToCSR()(out).edge_index is out.edge_index
         assert (out.num_nodes, out.num_edges) == (N, E)
-        assert list(out.keys()) == list(each.keys())
+        assert list(out.keys()) == list(data.keys())  # also without `e_perm`
         assert isinstance(out.edge_index.to_edge_index(), EdgeIndex)
     assert data.edge_index.dtype == dtype
 
@@ -945,3 +946,82 @@ def test_repr() -> None:
         warnings.simplefilter('error')
         assert repr(ToCSR()) == 'ToCSR()'
         assert repr(LEAN) == 'ToCSR(keep_edge_index=False)'
+        assert repr(ToCSR(perm=None)) == 'ToCSR(perm=None)'
+
+
+# The permutation of the edges ##################################################################
+
+
+@pytest.mark.parametrize('make', [homogeneous, bipartite])
+@pytest.mark.parametrize('name', ['e_perm', 'edge_perm'])
+def test_permutation(make: Callable, name: str) -> None:
+    data = make()
+    out = ToCSR(perm=name)(data)
+    for before, after in zip(data.edge_stores, out.edge_stores, strict=True):
+        assert after[name].dtype == torch.int64
+        assert after.edge_index.as_tensor().equal(before.edge_index[:, after[name]])
+    again = ToCSR(perm=name)(pickle.loads(pickle.dumps(out.to('cpu'))))
+    for first, second in zip(out.edge_stores, again.edge_stores, strict=True):
+        assert second[name].equal(first[name])
+    for lean in (ToCSR(perm=None)(data), LEAN(data), LEAN(out)):
+        assert all('e_perm' not in store for store in lean.edge_stores)
+
+
+def test_permutation_of_edge_attributes_kept_outside() -> None:
+    edge_attr, data = torch.rand(E, 3), Data(edge_index=EDGES, num_nodes=N)
+    data.edge_attr = edge_attr
+    out = ToCSR()(data)
+    assert edge_attr[out.e_perm].equal(out.edge_attr)
+    assert not edge_attr.equal(out.edge_attr)
+
+
+def test_permutation_of_sorted_edges_stays_that_of_the_first_list() -> None:
+    out = ToCSR()(homogeneous())
+    batch = ToCSR()(Batch.from_data_list([out, out]))
+    assert batch.e_perm.equal(torch.cat([out.e_perm] * 2))
+    part = out.clone()  # Sorted by source, and so without caches of ours.
+    part.edge_index, order = out.edge_index.sort_by('row')
+    part.e_perm, part.edge_attr = out.e_perm[order], out.edge_attr[order]
+    again = ToCSR()(part)
+    assert again.edge_attr.equal(again.e_perm)
+    assert again.edge_index.as_tensor().equal(EDGES[:, again.e_perm])
+
+
+def test_permutation_of_a_subgraph() -> None:
+    part = ToCSR()(homogeneous()).subgraph(torch.arange(5))
+    assert part.edge_attr.equal(part.e_perm)
+    again = ToCSR()(part)  # A plain tensor is a new list.
+    assert again.edge_index.as_tensor().equal(part.edge_index[:, again.e_perm])
+
+
+def test_permutation_of_replaced_edges() -> None:
+    data = ToCSR()(homogeneous())
+    for edges in (EDGES.flip(1), EDGES[:, 4:]):
+        data.edge_index, data.edge_attr = edges, None
+        data = ToCSR()(data)
+        assert data.edge_index.as_tensor().equal(edges[:, data.e_perm])
+
+
+def test_permutation_with_as_many_nodes_as_edges() -> None:
+    data = Data(edge_index=torch.tensor([[0, 1, 2], [2, 1, 0]]), num_nodes=3)
+    out = ToCSR()(data)
+    out.edge_index = out.edge_index.sort_by('row').values
+    assert ToCSR()(out).e_perm.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize('value', [torch.arange(E), torch.rand(E), 'note'])
+def test_permutation_leaves_an_attribute_of_the_name(value: Any) -> None:
+    data = homogeneous()
+    data.e_perm = value
+    with pytest.warns(UserWarning, match="have an attribute 'e_perm' already") as caught:
+        out = ToCSR()(data)
+    assert caught[0].filename == __file__
+    want = value[EDGES[1].argsort(stable=True)] if isinstance(value, Tensor) else value
+    assert (out.e_perm.equal(want) if isinstance(value, Tensor) else out.e_perm == want)
+    assert ToCSR(perm='edge_perm')(data).edge_perm.equal(EDGES[1].argsort(stable=True))
+
+
+@pytest.mark.parametrize('name', ['', '_private', 3])
+def test_name_of_the_permutation(name: Any) -> None:
+    with pytest.raises(ValueError, match="'perm' must be the name of an attribute or None"):
+        ToCSR(perm=name)

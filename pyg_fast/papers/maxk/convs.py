@@ -1,7 +1,9 @@
 """MaxK as a nonlinearity, and layers that aggregate its output."""
 
 import math
+import warnings
 from collections.abc import Callable
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -18,6 +20,30 @@ from ...ops.cbsr import CBSR
 from ...ops.product import needs_transpose
 from ..paths.convs import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
 from .op import maxk
+
+
+class Omitted(Enum):
+    """The type of an argument that was not given."""
+
+    K = '<required>'
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+OMITTED = Omitted.K
+
+
+def given_k(k: int | None | Omitted, cls: type) -> int | None:
+    """The argument :obj:`k` of a constructor, which warns if it was omitted."""
+    if isinstance(k, Omitted):
+        warnings.warn(
+            f"{cls.__name__} without 'k' applies no MaxK, and will be an error in the next "
+            'release: give the number of features to keep, or k=None for none',
+            FutureWarning, stacklevel=3,
+        )  # fmt: skip
+        return None
+    return k
 
 
 class MaxK(torch.nn.Module):
@@ -206,8 +232,8 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         normalize (bool, optional): Whether to add self-loops and normalise.
             (default: :obj:`True`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        k (int, optional): Number of features to keep of each node.
-            (default: :obj:`None`, all)
+        k (int or None): Number of features to keep of each node;
+            :obj:`None` keeps all. Omitting it does too, with a warning; the next release needs it.
         balanced (bool, optional): A different nonlinearity, see :class:`MaxK`.
             (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
@@ -237,14 +263,14 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         normalize: bool = True,
         bias: bool = True,
         *,
-        k: int | None = None,
+        k: int | None | Omitted = OMITTED,
         balanced: bool = False,
         **kwargs: object,
     ) -> None:
         super().__init__(
             in_channels, out_channels, improved, cached, add_self_loops, normalize, bias, **kwargs
         )
-        self._set_maxk(k, balanced, out_channels)
+        self._set_maxk(given_k(k, type(self)), balanced, out_channels)
 
     def forward(  # type: ignore[override]
         self,
@@ -307,8 +333,8 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
         project (bool, optional): Whether to apply a linear map and a ReLU before MaxK.
             (default: :obj:`False`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        k (int, optional): Number of features to keep of each neighbour.
-            (default: :obj:`None`, all)
+        k (int or None): Number of features to keep of each neighbour;
+            :obj:`None` keeps all. Omitting it does too, with a warning; the next release needs it.
         balanced (bool, optional): A different nonlinearity, see :class:`MaxK`.
             (default: :obj:`False`)
         maxk_root (bool, optional): Whether to apply MaxK to the node's own features too, as the
@@ -341,7 +367,7 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
         project: bool = False,
         bias: bool = True,
         *,
-        k: int | None = None,
+        k: int | None | Omitted = OMITTED,
         balanced: bool = False,
         maxk_root: bool = False,
         **kwargs: object,
@@ -350,7 +376,8 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
             in_channels, out_channels, aggr, normalize, root_weight, project, bias, **kwargs
         )
         source, root = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
-        self._set_maxk(k, balanced, source, root if maxk_root and root_weight else -1)
+        root = root if maxk_root and root_weight else -1
+        self._set_maxk(given_k(k, type(self)), balanced, source, root)
         self.maxk_root = maxk_root
 
 
@@ -378,8 +405,8 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
             :math:`F_{in}` to :math:`F_{out}`.
         eps (float, optional): The (initial) :math:`\epsilon`. (default: :obj:`0.`)
         train_eps (bool, optional): Whether to learn :math:`\epsilon`. (default: :obj:`False`)
-        k (int, optional): Number of features to keep of each neighbour.
-            (default: :obj:`None`, all)
+        k (int or None): Number of features to keep of each neighbour;
+            :obj:`None` keeps all. Omitting it does too, with a warning; the next release needs it.
         balanced (bool, optional): A different nonlinearity, see :class:`MaxK`.
             (default: :obj:`False`)
         maxk_root (bool, optional): Whether to apply MaxK to the node's own features too, as the
@@ -408,11 +435,11 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
         eps: float = 0.0,
         train_eps: bool = False,
         *,
-        k: int | None = None,
+        k: int | None | Omitted = OMITTED,
         balanced: bool = False,
         maxk_root: bool = False,
         **kwargs: object,
     ) -> None:
         super().__init__(nn, eps, train_eps, **kwargs)
-        self._set_maxk(k, balanced)
+        self._set_maxk(given_k(k, type(self)), balanced)
         self.maxk_root = maxk_root

@@ -12,7 +12,7 @@ from ...nn._reduce import with_values
 from ...ops.cbsr import CBSR
 from ...ops.product import needs_transpose
 from ..paths.convs import PathPreparedGCNConv
-from .convs import MaxKGINConv, MaxKSAGEConv, check_k
+from .convs import OMITTED, MaxKGINConv, MaxKSAGEConv, Omitted, check_k, given_k
 from .op import maxk
 
 CONVS = ('gcn', 'sage', 'gin')
@@ -54,8 +54,8 @@ class MaxKGNN(Module):
         hidden_channels (int): Size of each hidden sample.
         out_channels (int): Size of each output sample.
         num_layers (int): Number of layers.
-        k (int, optional): Number of features that MaxK keeps; :obj:`None` uses ReLU instead.
-            (default: :obj:`None`)
+        k (int or None): Number of features that MaxK keeps; :obj:`None` uses ReLU instead.
+            Omitting it does too, with a warning; the next release needs it.
         dropout (float, optional): Dropout probability after the nonlinearity.
             (default: :obj:`0.`)
         norm (str or torch.nn.Module, optional): The normalisation after each layer, as in
@@ -79,7 +79,7 @@ class MaxKGNN(Module):
         hidden_channels: int,
         out_channels: int,
         num_layers: int,
-        k: int | None = None,
+        k: int | None | Omitted = OMITTED,
         dropout: float = 0.0,
         norm: str | Module | None = None,
         norm_kwargs: dict[str, object] | None = None,
@@ -90,6 +90,7 @@ class MaxKGNN(Module):
             raise ValueError(f"'conv' must be one of {CONVS}, got {conv!r}")
         if num_layers < 1:
             raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+        k = given_k(k, type(self))
         if k is not None:
             check_k(k, hidden_channels)
         self.conv = conv
@@ -159,8 +160,8 @@ def _conv(kind: str, channels: int) -> MessagePassing:
     if kind == 'gcn':
         return GCNAggregation(channels)
     if kind == 'gin':
-        return MaxKGINConv(Identity(), train_eps=True)
-    conv = MaxKSAGEConv(channels, channels)
+        return MaxKGINConv(Identity(), train_eps=True, k=None)
+    conv = MaxKSAGEConv(channels, channels, k=None)
     for lin in (conv.lin_l, conv.lin_r):
         lin.weight_initializer = 'glorot'
     conv.reset_parameters()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..._progress import LARGE, progress
 from ...graph.graph import graph_of, has_loops
 from ...graph.prepared_graph import PreparedGraph, list_of
 from ...graph.signature import signature_of
@@ -67,11 +68,7 @@ def execution_paths(
         IndexError: If the graph holds a node that :obj:`mask` does not have.
     """
     _check_options(num_layers, weighted, forward, keep_graph)
-    check_edge_index(edge_index)
-    size = getattr(edge_index, '_sparse_size', (None, None))
-    check_mask(mask, size[0] if size[0] is not None else size[1])
-    if mask.device != edge_index.device:
-        raise ValueError(f"'mask' is on {mask.device}, but 'edge_index' is on {edge_index.device}")
+    _check_graph(edge_index, mask)
     num_nodes = mask.size(0)
     graph = graph_of(
         edge_index, num_nodes, num_nodes, drop_loops=True, wait=True, values=weighted
@@ -83,7 +80,7 @@ def execution_paths(
     paths: list[ExecutionPath] = []
     # If a layer needs most edges, so do all layers before it.
     active, whole = mask, False
-    for layer in reversed(range(num_layers)):
+    for layer in progress(range(num_layers)[::-1], 'execution paths', shown=num_edges >= LARGE):
         nodes = active.nonzero().view(-1)
         counts = degree[nodes].long()
         total = int(counts.sum())
@@ -121,6 +118,14 @@ def _check_options(num_layers: int, weighted: bool, forward: bool, keep_graph: b
             "'keep_graph' must be True for a graph with edge weights, which layers normalise "
             'over all edges'
         )
+
+
+def _check_graph(edge_index: Tensor, mask: Tensor) -> None:
+    check_edge_index(edge_index)
+    size = getattr(edge_index, '_sparse_size', (None, None))
+    check_mask(mask, size[0] if size[0] is not None else size[1])
+    if mask.device != edge_index.device:
+        raise ValueError(f"'mask' is on {mask.device}, but 'edge_index' is on {edge_index.device}")
 
 
 def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:

@@ -37,9 +37,10 @@ class ExecutionPath:
     :obj:`forward`, of the nodes) stores no copy: its layer runs on the whole graph.
 
     :class:`~pyg_fast.transforms.ExecutionPaths` makes it; pass it to layers as :obj:`path`. A
-    gradient outside of :math:`\mathcal{S}_{\ell + 1}` comes from a loss on other nodes, and would
-    be lost: the device counts it, and the next forward pass with this path, or :meth:`check`,
-    raises an error.
+    gradient outside of :math:`\mathcal{S}_{\ell + 1}` comes from a loss on other nodes, or from a
+    layer that mixes nodes, such as a batch norm, and would be lost: the device counts it. The first
+    backward pass, on a CPU each, raises an error; later ones on a GPU leave that to the next
+    forward pass with this path, or to :meth:`check`.
 
     Shapes:
         - **src_nodes:** :math:`\mathcal{S}_{\ell}`, ascending, :obj:`None` for all nodes;
@@ -95,7 +96,7 @@ class ExecutionPath:
         self.__dict__.update(fields)
         self._noted: tuple[Tensor, torch.cuda.Event] | None = None
         self._notes = weakref.WeakMethod(self._note)
-        self._is_noted = False
+        self._is_noted = self._is_watched = False
         self._derived: dict[Hashable, Entry] = {}
         # Read by captured CUDA graphs, and so by their replays.
         self._captured: dict[int, Entry] = {}
@@ -293,13 +294,18 @@ class ExecutionPath:
     def _note(self) -> None:
         if is_capturing(self.counter):
             return
-        if self.counter.is_cuda:  # Copied to the host while the backward pass continues.
-            if self._noted is None:
-                host = torch.empty(1, dtype=torch.int64, pin_memory=True)
-                self._noted = host, torch.cuda.Event()
-            host, event = self._noted
-            host.copy_(self.counter, non_blocking=True)
-            event.record()
+        # The first backward pass waits for a GPU: a model that is wrong shall not take a step.
+        if not self._is_watched or not self.counter.is_cuda:
+            self._is_watched = True
+            if int(self.counter):
+                self.check()
+            return
+        if self._noted is None:
+            host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+            self._noted = host, torch.cuda.Event()
+        host, event = self._noted
+        host.copy_(self.counter, non_blocking=True)  # while the backward pass continues
+        event.record()
         self._is_noted = True
 
     def check_noted(self) -> None:

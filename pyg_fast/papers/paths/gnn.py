@@ -1,5 +1,6 @@
 """A model that runs on execution paths."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -54,7 +55,8 @@ class PathPreparedGNN(Module):
 
     where the last layer is only a convolution. The model passes its path to each layer. With
     :obj:`forward` paths no layer stores rows that the loss does not read: hidden features have the
-    rows of the paths, and only the output has a row for every node.
+    rows of the paths, and only the output has a row for every node, which is NaN where the loss
+    does not read it: score other nodes in evaluation.
 
     Dropout uses a counter-based generator keyed by (seed, node, column), with a seed from torch's
     generator: the mask is the same whether all rows or only some are computed. Without paths, and
@@ -85,6 +87,10 @@ class PathPreparedGNN(Module):
             time, rounded down to a divisor of :obj:`in_channels`: two tiles of features in host
             memory are on the device at once. If given, features on the device are divided too.
             (default: :obj:`None`, 32 in host memory, otherwise all)
+        fill (float, optional): The rows of the output that training with :obj:`forward` paths does
+            not compute. NaN shows in every score that reads them by mistake; gradients of these
+            rows are ignored. With :obj:`0.` a loss on them raises an error instead.
+            (default: :obj:`nan`)
         **kwargs (optional): Additional arguments of the layers.
 
     Raises:
@@ -94,6 +100,7 @@ class PathPreparedGNN(Module):
 
     checkpoint = False  # of a model that an earlier version has saved
     tile: int | None = None
+    fill: float = math.nan
 
     def __init__(
         self,
@@ -108,6 +115,7 @@ class PathPreparedGNN(Module):
         norm_kwargs: dict[str, object] | None = None,
         checkpoint: bool = False,
         tile: int | None = None,
+        fill: float = math.nan,
         **kwargs: object,
     ) -> None:
         super().__init__()
@@ -117,7 +125,7 @@ class PathPreparedGNN(Module):
         self.hidden_channels = hidden_channels
         self.out_channels = out_channels
         self.num_layers = num_layers
-        self.checkpoint, self.tile = checkpoint, tile
+        self.checkpoint, self.tile, self.fill = checkpoint, tile, float(fill)
         self.dropout = dropout
         self.act = activation_resolver(act) if act is not None else None
         self.supports_edge_weight = CONVS[conv]._takes_edge_weight
@@ -208,9 +216,7 @@ class PathPreparedGNN(Module):
             assert isinstance(h, Tensor)
             if not active_only:
                 k = self.num_layers
-                if path is None or rows.nodes is None:
-                    return h
-                return expand(h, rows, fill_of(path), path.watch())
+                return h if path is None else self._of_all(h, rows, path)
         except torch.OutOfMemoryError as error:
             if torch.compiler.is_compiling():
                 raise
@@ -484,6 +490,20 @@ class PathPreparedGNN(Module):
             return take(x, Rows(nodes, position))
         assert mask is not None
         return x[mask]
+
+    def _of_all(self, x: Tensor, rows: Rows, path: ExecutionPath) -> Tensor:
+        """The rows of all nodes, of the last layer's output on a path."""
+        if not path.forward or path.is_whole:
+            return x
+        if rows.nodes is None:
+            # A layer with hooks, or PyG's code, fills the other rows itself, or computes them of
+            # such: they mean nothing.
+            if not (self.training and torch.is_grad_enabled()):
+                return x
+            x, rows = take(x, path.dst), path.dst
+        fill = fill_of(path) or self.fill
+        # NaN has NaN gradients, also where the loss does not read it.
+        return expand(x, rows, fill, None if math.isnan(fill) else path.watch())
 
     def _prepared(self, edge_index: Adj, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
         """Paths for a mask: those of the last call if mask and graph are unchanged."""

@@ -6,6 +6,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from ..._progress import LARGE, progress
 from ...transforms.group_sizes import GroupSizes
 from ...transforms.to_csr import ToCSR
 from .transform import ExecutionPaths
@@ -55,7 +56,7 @@ class Prepare(BaseTransform):
         self._prepared: list[str] = []
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
-        for transform in self.transforms:
+        for transform in progress(self.transforms, 'Prepare', shown=data.num_edges >= LARGE):
             data = transform.forward(data)  # `transform(data)` would keep its input alive
         self._prepared = [repr(path) for path in data.execution_paths]
         return data

@@ -30,11 +30,12 @@ class ExecutionPaths(BaseTransform):
     summation order.
 
     With :obj:`forward=True` layers in training also compute only the rows in
-    :math:`\mathcal{S}_{\ell + 1}`. The other rows are zero, so :obj:`out[data.train_mask]` still
-    works. Without dropout, and with that of :class:`~pyg_fast.nn.PathPreparedGNN`, losses and
-    gradients stay the same; with :func:`torch.nn.functional.dropout` between layers they are the
-    same in distribution. Do not use norms over all nodes or readouts: they would see the zeros. In
-    evaluation all rows are computed.
+    :math:`\mathcal{S}_{\ell + 1}`. The other rows are zero, those of the output of
+    :class:`~pyg_fast.nn.PathPreparedGNN` are NaN: :obj:`out[data.train_mask]` still works, scores
+    of other nodes need :obj:`model.eval()`. Without dropout, and with that of
+    :class:`~pyg_fast.nn.PathPreparedGNN`, losses and gradients stay the same; with
+    :func:`torch.nn.functional.dropout` between layers they are the same in distribution. Do not use
+    norms over all nodes or readouts: they would see the zeros. In evaluation all rows are computed.
 
     Apply it after :class:`~pyg_fast.transforms.ToCSR`, or use
     :class:`~pyg_fast.transforms.Prepare`, which does both.
@@ -47,12 +48,12 @@ class ExecutionPaths(BaseTransform):
             the data have it)
         forward (bool): Whether the forward pass of training also computes only the path.
             (default: :obj:`False`)
-        checks (bool): Whether to detect a loss on other nodes: the device counts rows of gradients
-            outside of a path; the next forward pass with it, or
-            :meth:`path.check() <pyg_fast.graph.ExecutionPath.check>`, raises an error.
-            (default: :obj:`True`)
-        strict (bool): Whether to raise the error at once; each backward pass then waits for the
-            device. (default: :obj:`False`)
+        checks (bool): Whether to detect a loss on other nodes, and layers between that mix nodes:
+            the device counts rows of gradients outside of a path; the first backward pass, the next
+            forward pass with it, or :meth:`path.check() <pyg_fast.graph.ExecutionPath.check>`
+            raises an error. (default: :obj:`True`)
+        strict (bool): Whether to raise the error always in the backward pass, which then waits for
+            the device. (default: :obj:`False`)
         debug (bool): Whether rows that are not computed are NaN instead of zero, which shows
             wherever they are read; gradients are not checked then. (default: :obj:`False`)
         keep_graph (bool): Whether :obj:`edge_index` stays. Otherwise every path holds its edges,

@@ -14,6 +14,7 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import SparseTensor
 
+from ...graph.csr import E_PERM, perm_name
 from ...ops._edges import check_edge_index
 from ...sparse.to_csr import to_csr
 from ...transforms.to_csr import ToCSR, is_edge_attr, permute
@@ -114,7 +115,7 @@ class Reorder(BaseTransform):
         for key in ids:
             data[key] = _renumber(key, data[key], inverse)
         if isinstance(edge_index, EdgeIndex):
-            data = ToCSR()(data)
+            data = ToCSR(perm=perm_name(data._store) or E_PERM)(data)
         data.perm_index = perm if before is None else before.to(perm.device)[perm]
         data.inverse_index = _inverse(data.perm_index)
         return data

@@ -85,6 +85,8 @@ class Twin(Module):
 
 def build(kind: str, part: int, channels: Any = (IN, OUT), **kwargs: Any) -> Any:
     cls = LAYERS[kind][part]
+    if part == 2:
+        kwargs.setdefault('k', None)
     if kind == 'gin':
         kwargs = {'eps': 0.3, **kwargs}
         return cls(Sequential(Linear(channels[0], 7), ReLU(), Linear(7, channels[1])), **kwargs)
@@ -766,7 +768,7 @@ def test_is_a_pyg_layer(kind: str) -> None:
 
 def test_repr() -> None:
     assert repr(MaxKGCNConv(5, 3, k=2)) == 'MaxKGCNConv(5, 3, k=2)'
-    assert repr(MaxKSAGEConv(5, 3)) == 'MaxKSAGEConv(5, 3, aggr=mean, k=None)'
+    assert repr(MaxKSAGEConv(5, 3, k=None)) == 'MaxKSAGEConv(5, 3, aggr=mean, k=None)'
     assert repr(MaxKGINConv(ReLU(), k=2, balanced=True)) == (
         'MaxKGINConv(nn=ReLU(), k=2, balanced=True)'
     )
@@ -786,7 +788,8 @@ def test_torchscript(kind: str) -> None:
 def test_torchscript_where_no_layer_of_pygs_was_built_before() -> None:
     program = (
         'import torch; from pyg_fast.nn import MaxKSAGEConv\n'
-        'conv, x, edge_index = MaxKSAGEConv(2, 2), torch.randn(3, 2), torch.tensor([[0], [1]])\n'
+        'conv, x = MaxKSAGEConv(2, 2, k=None), torch.randn(3, 2)\n'
+        'edge_index = torch.tensor([[0], [1]])\n'
         'torch.testing.assert_close(torch.jit.script(conv)(x, edge_index), conv(x, edge_index))'
     )
     result = _forks.run('-c', program)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch_geometric.nn import LayerNorm as GraphNorm
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
-from pyg_fast.nn import MaxKGNN
+from pyg_fast.nn import MaxKGCNConv, MaxKGINConv, MaxKGNN, MaxKSAGEConv
 from tests._report import must_fuse
 
 NODES, EDGES, IN, HIDDEN, OUT, LAYERS = 40, 300, 7, 16, 5, 3
@@ -83,6 +84,7 @@ def models(
     conv: str, device: Any = 'cpu', dtype: torch.dtype = torch.float64, hidden: int = HIDDEN,
     **kwargs: Any,
 ) -> tuple[Dense, MaxKGNN]:  # fmt: skip
+    kwargs.setdefault('k', None)
     ours = MaxKGNN(conv, IN, hidden, OUT, LAYERS, **kwargs)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -248,13 +250,13 @@ def test_relu_is_the_same_model() -> None:
 
 
 def test_norms() -> None:
-    model = MaxKGNN('gcn', IN, HIDDEN, OUT, LAYERS, norm=LayerNorm(HIDDEN))
+    model = MaxKGNN('gcn', IN, HIDDEN, OUT, LAYERS, k=None, norm=LayerNorm(HIDDEN))
     assert [type(norm) for norm in model.norms] == [LayerNorm] * LAYERS
     assert len({id(norm) for norm in model.norms}) == LAYERS
     for kwargs, mode in ((None, 'node'), ({'eps': 0.1}, 'node'), ({'mode': 'graph'}, 'graph')):
-        model = MaxKGNN('gcn', IN, HIDDEN, OUT, 1, norm='layer_norm', norm_kwargs=kwargs)
+        model = MaxKGNN('gcn', IN, HIDDEN, OUT, 1, 3, norm='layer_norm', norm_kwargs=kwargs)
         assert model.norms[0].mode == mode
-    assert MaxKGNN('gcn', IN, HIDDEN, OUT, 1, norm='LayerNorm').norms[0].mode == 'node'
+    assert MaxKGNN('gcn', IN, HIDDEN, OUT, 1, None, norm='LayerNorm').norms[0].mode == 'node'
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -288,7 +290,7 @@ def test_lazy_channels() -> None:
 def test_bad_arguments() -> None:
     for kind in ('gat', 'GCN', None):
         with pytest.raises(ValueError, match="'conv'"):
-            MaxKGNN(kind, IN, HIDDEN, OUT, LAYERS)  # type: ignore[arg-type]
+            MaxKGNN(kind, IN, HIDDEN, OUT, LAYERS, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'num_layers'"):
         MaxKGNN('gcn', IN, HIDDEN, OUT, 0)
     for k in (0, -1, HIDDEN + 1):
@@ -298,7 +300,7 @@ def test_bad_arguments() -> None:
         with pytest.raises(TypeError, match="'k'"):
             MaxKGNN('gcn', IN, HIDDEN, OUT, LAYERS, k=k)
     with pytest.raises(ValueError, match='dropout'):
-        MaxKGNN('gcn', IN, HIDDEN, OUT, LAYERS, dropout=1.5)
+        MaxKGNN('gcn', IN, HIDDEN, OUT, LAYERS, 3, dropout=1.5)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -350,3 +352,20 @@ def test_captured_training_step(kind: str, device: torch.device) -> None:
     check_training(
         model, lambda model: model(x, edge_index).square().sum(), rtol=1e-3, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    'make',
+    [lambda **k: MaxKGNN('sage', IN, HIDDEN, OUT, 1, **k), lambda **k: MaxKSAGEConv(4, 4, **k),
+     lambda **k: MaxKGCNConv(4, 4, **k), lambda **k: MaxKGINConv(Identity(), **k)],
+)  # fmt: skip
+def test_omitted_k_warns(make: Callable[..., Module]) -> None:
+    with pytest.warns(FutureWarning, match="without 'k' applies no MaxK") as caught:
+        model = make()
+    assert [warning.filename for warning in caught] == [__file__]
+    assert model.k is None
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert make(k=None).k is None
+        assert make(k=2).k == 2
+        assert copy.deepcopy(pickle.loads(pickle.dumps(model))).k is None

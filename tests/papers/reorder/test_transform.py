@@ -266,6 +266,12 @@ def test_edge_index_is_sorted_again(method: str, order: str | None) -> None:
     assert out.edge_index.as_tensor().equal(want.edge_index.as_tensor())
     assert out.edge_attr.equal(want.edge_attr)
     assert ToCSR()(out).edge_index is out.edge_index  # Caches and all.
+    given = edge_index.as_tensor()[:, out.e_perm]
+    assert out.inverse_index[given].equal(out.edge_index.as_tensor())
+    first = ToCSR(perm='edge_perm')(Data(edge_index=both, num_nodes=N))
+    again = Reorder(method)(first)
+    given = again.inverse_index[both[:, again.edge_perm]]
+    assert given.equal(again.edge_index.as_tensor())
 
 
 # Attributes ####################################################################################

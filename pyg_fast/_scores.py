@@ -1,0 +1,112 @@
+"""Scores of models on validation nodes, by which :func:`choose_num_samples` and :func:`choose_k`
+choose."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+
+T = TypeVar('T')
+Metric: TypeAlias = Callable[[Tensor, Data], float]
+Forward: TypeAlias = Callable[[Module, Data], Tensor]
+Score: TypeAlias = Callable[[Module], float]
+
+_ROUNDING = 1e-9  # Tolerance: 0.81 - 0.8 is slightly above 0.01.
+
+
+def score_of(
+    data: Data, max_drop: float, metric: Metric | None, forward: Forward | None
+) -> Score:
+    """The score of a model: its accuracy on the validation nodes, unless a metric is given.
+
+    Raises:
+        TypeError, ValueError: If :obj:`max_drop` is no allowed loss of this score, or the data
+            do not suit it.
+    """
+    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
+        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
+    if not max_drop >= 0:
+        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
+    if metric is None:
+        if max_drop >= 1:
+            raise ValueError(
+                f"'max_drop' must be below 1, since it is a share of accuracy, got {max_drop}: one "
+                'point is 0.01'
+            )
+        _check_val_mask(data)
+        metric = _val_accuracy
+    return partial(_score, data, metric, forward or _forward)
+
+
+def check_full_score(score: float, data: Data, metric: Metric | None) -> None:
+    """Raises unless a score, of which others may lose some, is a number; warns if the accuracy is
+    that of chance."""
+    if not math.isfinite(score):
+        raise ValueError(f"'metric' must return a finite score to compare with, got {score}")
+    if metric is not None:
+        return
+    y = data.y[data.val_mask]
+    chance = y.unique(return_counts=True)[1].max().item() / y.numel()
+    # Two standard deviations of the accuracy of a model that names the most common class.
+    if score <= chance + 2 * math.sqrt(chance * (1 - chance) / y.numel()):
+        warnings.warn(
+            f'the accuracy {score:.3f} on the validation nodes is no better than that of naming '
+            f'the most common class, {chance:.3f}: nothing can be lost. Train the model before',
+            stacklevel=3,
+        )
+
+
+def least_that_holds(drops: Sequence[tuple[T, float]], max_drop: float) -> T | None:
+    """The first value, of ascending ones, from which on every loss of score is small enough."""
+    chosen = None
+    for value, drop in reversed(drops):
+        if not drop <= max_drop + _ROUNDING:  # also for NaN
+            break
+        chosen = value
+    return chosen
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: Module) -> Iterator[None]:
+    """Evaluation mode, without gradients; restores the modes of all modules afterwards."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        # Compiled code would recompile for every candidate.
+        with torch.no_grad(), torch.compiler.set_stance('force_eager'):
+            yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+
+
+def _score(data: Data, metric: Metric, forward: Forward, model: Module) -> float:
+    return float(metric(forward(model, data), data))
+
+
+def _forward(model: Module, data: Data) -> Tensor:
+    return model(data.x, data.edge_index)
+
+
+def _val_accuracy(out: Tensor, data: Data) -> float:
+    mask = data.val_mask
+    return (out[mask].argmax(dim=-1) == data.y[mask]).double().mean().item()
+
+
+def _check_val_mask(data: Data) -> None:
+    mask, y = getattr(data, 'val_mask', None), getattr(data, 'y', None)
+    if not isinstance(mask, Tensor) or not isinstance(y, Tensor):
+        raise ValueError("'data' must have a val_mask and y, or pass a 'metric'")
+    if mask.dtype != torch.bool or mask.dim() != 1 or not bool(mask.any()):
+        raise ValueError(
+            "'data.val_mask' must be a bool tensor with one entry for each node, some of them set"
+        )
+    if y.dim() != 1 or y.is_floating_point():
+        raise ValueError("'data.y' must be one class for each node, or pass a 'metric'")

@@ -1,0 +1,52 @@
+"""What helps where PyG's own code runs in place of a kernel, by the reason that reports show."""
+
+import re
+
+_DTYPES = 'float32, float64, float16 or bfloat16 features'
+_AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
+
+# By a pattern of the reason; the first that fits counts.
+_CURES = [
+    (r'calls (print|breakpoint|input)\b', 'print in forward, or remove the call'),
+    (r'calls \w+, which', 'call it in forward, and pass its result to propagate'),
+    (r'a value of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
+    (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
+     "forward: self.register_buffer('step', torch.zeros(()))"),
+    (r'sets an attribute|global$', 'the attribute set in forward or update'),
+    (r'^\d+ edges$|too few|fit into memory|sizes that differ|as many edges as destinations',
+     "nothing: PyG's code is faster here; pyg_fast.small_graphs('kernel') runs the kernel"),
+    (r'sparse matrix', 'an edge_index in place of the sparse matrix'),
+    (r'TorchScript|jit', 'torch.compile in place of TorchScript'),
+    (r'torch\.(func|fx|export)|forward-mode', 'a call outside of the transform; to export, '
+     'pyg_fast.export'),
+    (r'torch\.compile is active|does not tell what it captured', 'pyg_fast.compile(model)'),
+    (r'fuse=False', 'fuse=True'),
+    (r'return_attention_weights', 'a call without return_attention_weights'),
+    (r'explain', 'explain = False, once the model is explained'),
+    (r'hooks', 'no hooks while it trains'),
+    (r'BatchNorm|writes? into', 'the norm or the write in forward or update, after propagate; in '
+     'message new tensors, out of place'),
+    (r'overrid|patched|replaced|observed', "PyG's own methods: changes belong into message"),
+    (r'aggregation is listed|Aggregation has no|aggr=|semi_grad|clamp_min', _AGGRS),
+    (r'node_dim=', 'node_dim=-2, its default'),
+    (r'decomposed_layers=', 'decomposed_layers=1, its default'),
+    (r"reads '|message uses '|gathers", 'arguments of message that end in _i and _j: propagate('
+     'edge_index, x=x) gives x_i and x_j'),
+    (r'mix(es|ed)? (edges|nodes)|along the edges|other edges|over edges|of the edges',
+     'what one edge needs alone in message, a softmax over its neighbours, the rest in update'),
+    (r'torch\.(float|int|bool|uint|complex)|int64|of bool|dtype', _DTYPES),
+    (r' is on | on \w+(:\d)?, the edges', 'model, features and edges on one device'),
+    (r'missing|no input|no relations', 'all arguments of message in the call of propagate'),
+    (r'features that|of shape|dimensions|is a ', 'features of shape [nodes, channels]'),
+    (r'autocast|gradients changes|no_grad', 'autocast and no_grad around the whole layer'),
+    (r'has no kernel|cannot be traced|no reference', 'another operation, or the operation on '
+     'nodes: before propagate, or in update'),
+]  # fmt: skip
+
+
+def cure_of(reason: str) -> str:
+    """What helps against a reason for PyG's code; a page of the manual where nothing else does."""
+    for pattern, cure in _CURES:
+        if re.search(pattern, reason):
+            return cure
+    return 'the page "Messages of your own" lists what kernels take'

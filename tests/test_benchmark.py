@@ -1,0 +1,125 @@
+"""`benchmark`: its ways, its table, and the model, data and random numbers that it leaves alone."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Dropout, Module
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCN, GCNConv, HeteroConv, SAGEConv
+
+import pyg_fast
+from pyg_fast.datasets import PlantedGraph
+from pyg_fast.nn import FusedGCNConv, MaxKGNN
+from pyg_fast.transforms import ToCSR
+
+
+def planted(device: torch.device) -> Data:
+    return PlantedGraph('tiny')[0].to(device)
+
+
+def test_leaves_everything_alone(device: torch.device) -> None:
+    data, model = planted(device), GCN(64, 8, num_layers=2, dropout=0.5, norm='batch_norm')
+    model = model.to(device).train()
+    data.x.requires_grad_()
+    model(data.x, data.edge_index).sum().backward()
+    grads = [p.grad for p in (data.x, *model.parameters())]
+    values = [grad.clone() for grad in grads]
+    state = copy.deepcopy(model.state_dict())
+    classes, keys = [type(m) for m in model.modules()], list(data.keys())
+    torch.manual_seed(5)
+    expected = torch.rand(3, device=device)
+    torch.manual_seed(5)
+    pyg_fast.benchmark(model, data, seconds=0.01)
+    assert torch.equal(torch.rand(3, device=device), expected)
+    for p, grad, value in zip((data.x, *model.parameters()), grads, values, strict=True):
+        assert p.grad is grad
+        assert torch.equal(grad, value)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert [type(m) for m in model.modules()] == classes
+    assert list(data.keys()) == keys
+    assert type(data.edge_index) is Tensor
+
+
+@pytest.mark.parametrize('accelerated', [False, True])
+def test_rows(device: torch.device, accelerated: bool) -> None:
+    data, model = planted(device), GCN(64, 32, num_layers=2).to(device)
+    if accelerated:
+        model, data = pyg_fast.accelerate(model), ToCSR()(data)
+    seen: list[tuple[type, type]] = []
+
+    def forward(model: Module, data: Data) -> Tensor:
+        seen.append((type(model.convs[0]), type(data.edge_index)))
+        return model(data.x, data.edge_index)
+
+    result = pyg_fast.benchmark(model, data, forward=forward, seconds=0.01)
+    ways = ['PyG', 'pyg_fast'] + ['pyg_fast, captured'] * (device.type == 'cuda')
+    assert [row.way for row in result.rows] == ways
+    pyg, ours = result.rows[:2]
+    assert (GCNConv, Tensor) in seen
+    assert all(kind is FusedGCNConv for kind, edges in seen if edges is not Tensor)
+    assert pyg.seconds > 0
+    assert ours.ratio == pytest.approx(pyg.seconds / ours.seconds)
+    for row in result.rows:
+        assert row.error is row.compile_seconds is None
+        assert row.memory > 0
+    assert ours.memory < pyg.memory  # No message of each edge.
+    assert [each.layer for each in result.report] == ['GCNConv'] * 2
+    lines = repr(result).splitlines()
+    assert lines[0].startswith(f'training step on {device.type}')
+    assert '300 nodes' in lines[0]
+    assert lines[1].split() == ['ms', 'a', 'step', 'times', 'PyG', 'memory,', 'MB']
+    assert f'{ours.seconds * 1e3:.3g}' in lines[3]
+
+
+def test_compiled(device: torch.device) -> None:
+    torch._dynamo.reset()
+    result = pyg_fast.benchmark(
+        GCNConv(64, 4).to(device), planted(device), compile_pyg=True, compile_ours=True,
+        capture=False, seconds=0.01,
+    )  # fmt: skip
+    assert [row.way for row in result.rows] == [
+        'PyG', 'pyg_fast', 'PyG, torch.compile', 'pyg_fast, compiled'
+    ]
+    assert [row.compile_seconds is not None for row in result.rows] == [False, False, True, True]
+    assert all(row.compile_seconds > row.seconds > 0 for row in result.rows[2:])
+    assert 'compiled in, s' in repr(result)
+
+
+def test_hetero(device: torch.device) -> None:
+    data = HeteroData()
+    data['a'].x, data['b'].x = torch.randn(6, 3), torch.randn(5, 4)
+    data['a', 'to', 'b'].edge_index = torch.randint(5, (2, 30))
+    model = HeteroConv({('a', 'to', 'b'): SAGEConv((-1, -1), 2)})  # lazy
+    result = pyg_fast.benchmark(model.to(device), data.to(device), seconds=0.01)
+    assert all(row.seconds is not None for row in result.rows)
+    assert isinstance(next(model.parameters()), torch.nn.UninitializedParameter)
+
+
+def test_a_way_that_fails_is_a_row(device: torch.device) -> None:
+    data = planted(device)
+    model = MaxKGNN('sage', 64, 16, 4, 2, k=4).to(device)
+    pyg, ours = pyg_fast.benchmark(model, data, capture=False, seconds=0.01).rows
+    assert pyg.error == 'ValueError: MaxKGNN has no equivalent in PyG'
+    assert pyg.seconds is pyg.memory is None
+    assert ours.seconds > 0
+    assert ours.ratio is None
+    rows = pyg_fast.benchmark(Dropout(), data, capture=False, seconds=0.01)
+    assert all(row.error.startswith('TypeError') for row in rows.rows)
+    assert 'failed' in repr(rows)
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'error', 'message'),
+    [
+        ({'model': 3}, TypeError, "'model' must be a torch.nn.Module, got int"),
+        ({'data': [1]}, TypeError, "'data' must be a Data or HeteroData, got list"),
+        ({'seconds': '1'}, TypeError, "'seconds' must be a number, got str"),
+        ({'seconds': 0}, ValueError, "'seconds' must be positive, got 0"),
+    ],
+)
+def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pyg_fast.benchmark(**{'model': GCNConv(4, 4), 'data': Data(), **kwargs})
