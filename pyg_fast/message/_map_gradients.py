@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ._gradients import cotangents_of, differentiate, example
@@ -111,29 +112,39 @@ def _trace_between(
         add(at, role, k)
     for number, each in enumerate(maps):
         add(each.x, _BACK, number)
-    at_outputs = list(dict.fromkeys(output.at for output in p.outputs))
     wanted = [*(loads[k] for k in floats), *(each.at for each in maps)]
+    leaves = [*loads.values(), *(each.at for each in maps)]
 
     def derive(*args: Tensor) -> list[Tensor]:
-        ats = [*loads.values(), *(each.at for each in maps)]
-        values = dict(zip(ats, args, strict=False))
-        given = args[len(values) : len(values) + len(cotangents)]
-        grads = []
-        for at in at_outputs:
-            parts = [
-                grad for (_, _, of), grad in zip(cotangents, given, strict=True) if of == at
-            ]
-            grads.append(sum(parts[1:], parts[0]))
-        outputs = [*at_outputs, *(each.x for each in maps)]
-        grads += args[len(values) + len(given) :]
-        leaves, derivatives = differentiate(message, values, wanted, outputs, grads, grads[0].dtype)
-        return [
-            leaf.new_zeros(leaf.shape) if grad is None else grad
-            for leaf, grad in zip(leaves, derivatives, strict=True)
-        ]
+        count = len(leaves) + len(cotangents)
+        return _derive_between(p, maps, dict(zip(leaves, args, strict=False)), wanted,
+                               args[len(leaves) : count], args[count:])
 
-    graph = trace(lambda *args: derive(*args), examples, derives=True)
+    graph = trace(derive, examples, derives=True)
     return program, Parser(program, EDGES[0]).read(graph, positions)
+
+
+def _derive_between(
+    p: Plan, maps: Sequence[_Map], values: dict[int, Tensor], wanted: Sequence[int],
+    given: Sequence[Tensor], backs: Sequence[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """The derivatives at `wanted`, for gradients `given` of results and `backs` of the inputs of
+    maps."""
+    outputs = list(dict.fromkeys(output.at for output in p.outputs))
+    grads = []
+    for at in outputs:
+        parts = [
+            grad for (_, _, of), grad in zip(cotangents_of(p), given, strict=True) if of == at
+        ]
+        grads.append(sum(parts[1:], parts[0]))
+    leaves, derivatives = differentiate(
+        p.message, values, wanted, [*outputs, *(each.x for each in maps)], [*grads, *backs],
+        torch.float32,
+    )
+    return [
+        leaf.new_zeros(leaf.shape) if grad is None else grad
+        for leaf, grad in zip(leaves, derivatives, strict=True)
+    ]
 
 
 class _Joined:

@@ -5,7 +5,10 @@ tensor cores."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
+
+import torch
 
 from ._ir import NODES, Load, Program, Refused, is_float, number
 from ._triton import Out
@@ -13,9 +16,12 @@ from ._values import CALLS, POWERS, ROUNDED_ADD, next_power_of_two, sum_text
 
 # The least dimension of a block of a matrix product.
 _MIN_BLOCK = 16
-# What a program holds of parameters and of their gradients, in numbers: more does not fit into the
-# shared memory and the registers of a multiprocessor.
-_MAX_WIDTH, _MAX_MATRICES, _MAX_GRADIENTS = 256, 2**15, 2**14 + 2**11
+# The widest values, and what a program holds of gradients of parameters, in numbers: more does not
+# fit into registers.
+_MAX_WIDTH, _MAX_GRADIENTS = 256, 2**14 + 2**11
+# The shared memory of a program of compute capability 9.0, where there is no GPU, and the least of
+# all that have products of bfloat16.
+_SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 # Edges of a tile; the rows whose sums a product computes at once; the widest values of float32.
 _EDGES, _ROWS, _MAX_FLOAT32 = 64, 16, 64
 _HALF = ('float16', 'bfloat16')
@@ -44,8 +50,7 @@ def check_tiles(program: Program, outs: Sequence[Out]) -> None:
     """Raises :class:`Refused` if tiles cannot compute a pass."""
     tiles = _Tiles(program, outs, _EDGES, 'float32')
     tiles.text()
-    products = {value.dtype for value in program.values if value.op == 'mm'}
-    if not products.issubset(_HALF) and _widest(program, outs) > _MAX_FLOAT32:
+    if not tiles._is_half() and _widest(program, outs) > _MAX_FLOAT32:
         raise Refused('wide products of float32, of which the registers hold no tile')
 
 
@@ -67,6 +72,17 @@ def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> Til
     return TileSource(
         text, 'message_tiles', tuple(tiles.loads), _EDGES, 8 if is_wide else 4, several
     )
+
+
+@lru_cache
+def shared_memory() -> int:
+    """The shared memory of a program on the GPUs here, in bytes; 0 where one has no products of
+    bfloat16."""
+    if not torch.cuda.is_available():
+        return _SHARED_MEMORY
+    each = [torch.cuda.get_device_properties(k) for k in range(torch.cuda.device_count())]
+    sizes = [getattr(one, 'shared_memory_per_block_optin', _LEAST_SHARED_MEMORY) for one in each]
+    return min(size if one.major >= 8 else 0 for size, one in zip(sizes, each, strict=True))
 
 
 def _widest(program: Program, outs: Sequence[Out]) -> int:
@@ -109,10 +125,8 @@ class _Tiles:
         """The kernel, and the functions that it calls."""
         for k, out in enumerate(self.outs):
             self._add_result(k, out)
-        if sum(math.prod(map(_block, self.program[at].shape)) for at in self.matrices) > (
-            _MAX_MATRICES
-        ) or self.totals > _MAX_GRADIENTS:
-            raise Refused('matrices that do not fit into shared memory')
+        if self._shared_bytes() > shared_memory() or self.totals > _MAX_GRADIENTS:
+            raise Refused('matrices that do not fit into shared memory or registers')
         body = [
             'pid = tl.program_id(0)', f'i = tl.arange(0, {self.edges})',
             *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths), *self.first,
@@ -136,6 +150,17 @@ class _Tiles:
             f'@triton.jit(do_not_specialize={numbers})',
             f'def message_tiles({", ".join(parameters)}):', *('    ' + line for line in body), '',
         ])
+
+    def _shared_bytes(self) -> int:
+        """A bound of the shared memory: parameters, three times in bfloat16 or once, and the values
+        of a tile on the way to a product, three times."""
+        each = 2 if self._is_half() else 6
+        matrices = sum(math.prod(map(_block, self.program[at].shape)) for at in self.matrices)
+        widest = _block(_widest(self.program, self.outs))
+        return each * matrices + 3 * 4 * self.edges * widest
+
+    def _is_half(self) -> bool:
+        return {value.dtype for value in self.program.values if value.op == 'mm'}.issubset(_HALF)
 
     def _edges(self) -> list[str]:
         """The edges of a tile, and the row of each; :func:`plan_text` has the rest."""

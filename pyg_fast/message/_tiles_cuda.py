@@ -1,7 +1,7 @@
 """Runs the passes over tiles of edges on a GPU."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
 from ._ir import NODES, Inputs
-from ._tiles import combine_text, plan_text
+from ._tiles import TileSource, combine_text, plan_text
 
 if TYPE_CHECKING:
     from ._passes import Pass
@@ -24,45 +24,53 @@ def run_pass_tiles(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of a pass over destinations, and the chosen edges of maxima and minima."""
     source = pass_.tiles(matmul_precision(pass_))
-    num_edges, device = graph.num_edges, graph.col.device
-    num_tiles = -(-num_edges // source.edges)
-    most = processors(device) * source.per_processor
-    num_programs = max(1, min(num_tiles, most))
-    outs, parts, seconds, second_parts = _allocate(pass_, graph, num_tiles, num_programs)
+    num_tiles = -(-graph.num_edges // source.edges)
+    most = processors(graph.col.device) * source.per_processor
+    buffers = _allocate(pass_, graph, num_tiles, max(1, min(num_tiles, most)))
+    outs, seconds = buffers.outs, buffers.seconds
     if num_tiles:
-        loads = [inputs[load] for load in source.loads]
-        tensors = [*loads, *outs, *seconds.values(), *parts.values(), *second_parts.values()]
-        nodes = [inputs[load] for load in source.loads if load[0] in NODES]
-        offset = _cuda.offset_dtype(graph.col, nodes, tensors)
-        row_of = csr_rows(graph.rowptr, 0, num_edges)
-        rank_of = place_of = row_of
-        if parts:
-            rank_of, place_of = _plan_tiles(graph, row_of, source.edges, num_tiles)
-        constants = graph.perm is not None, offset, *[x.stride(0) for x in nodes]
-        perm = graph.col if graph.perm is None else graph.perm
-        _cuda.launch_kernel(
-            source.text, source.name, source.warps, num_programs,
-            [row_of, graph.col, perm, rank_of, place_of, *tensors],
-            (num_edges, graph.num_dst, num_tiles, num_programs), constants,
-        )  # fmt: skip
-        for k, part in parts.items():
-            text = combine_text(pass_.outs[k].kind, source.edges, math.prod(part.shape[1:]))
-            second = [seconds[k], second_parts[k]] if k in seconds else []
-            _cuda.launch_kernel(
-                text, 'combine_tiles', 1, num_tiles,
-                [graph.rowptr, row_of, outs[k], part, *second], (num_edges, graph.num_dst),
-                (offset,),
-            )  # fmt: skip
+        _launch_tiles(pass_, source, graph, inputs, num_tiles, buffers)
     for k, out in enumerate(pass_.outs):
         if out.kind == 'mean':
             degree = graph.rowptr.diff().clamp(min=1)
             outs[k] /= degree.view(-1, *(1,) * (outs[k].dim() - 1))
-    if graph.perm is not None and num_edges:  # Positions become numbers of edges.
+    if graph.perm is not None and num_tiles:  # Positions become numbers of edges.
         perm = graph.perm
         seconds = {
             k: torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()]) for k, arg in seconds.items()
         }
     return outs, [seconds.get(k) for k in range(len(outs))]
+
+
+def _launch_tiles(
+    pass_: 'Pass', source: TileSource, graph: Graph, inputs: Inputs, num_tiles: int,
+    buffers: '_Buffers',
+) -> None:  # fmt: skip
+    """Launches the kernel of the tiles, and those that combine what several tiles have of rows."""
+    outs, seconds, parts, second_parts = buffers[:4]
+    loads = [inputs[load] for load in source.loads]
+    tensors = [*loads, *outs, *seconds.values(), *parts.values(), *second_parts.values()]
+    nodes = [inputs[load] for load in source.loads if load[0] in NODES]
+    offset = _cuda.offset_dtype(graph.col, nodes, tensors)
+    row_of = csr_rows(graph.rowptr, 0, graph.num_edges)
+    rank_of = place_of = row_of
+    if parts:
+        rank_of, place_of = _plan_tiles(graph, row_of, source.edges, num_tiles)
+    perm = graph.col if graph.perm is None else graph.perm
+    sizes = graph.num_edges, graph.num_dst
+    _cuda.launch_kernel(
+        source.text, source.name, source.warps, buffers.num_programs,
+        [row_of, graph.col, perm, rank_of, place_of, *tensors],
+        (*sizes, num_tiles, buffers.num_programs),
+        (graph.perm is not None, offset, *[x.stride(0) for x in nodes]),
+    )  # fmt: skip
+    for k, part in parts.items():
+        text = combine_text(pass_.outs[k].kind, source.edges, math.prod(part.shape[1:]))
+        second = [seconds[k], second_parts[k]] if k in seconds else []
+        _cuda.launch_kernel(
+            text, 'combine_tiles', 1, num_tiles, [graph.rowptr, row_of, outs[k], part, *second],
+            sizes, (offset,),
+        )  # fmt: skip
 
 
 def _plan_tiles(
@@ -93,28 +101,34 @@ def matmul_precision(pass_: 'Pass') -> str:
     return 'tf32'
 
 
-def _allocate(
-    pass_: 'Pass', graph: Graph, num_tiles: int, num_programs: int
-) -> tuple[list[Tensor], dict[int, Tensor], dict[int, Tensor], dict[int, Tensor]]:
-    """Results, and by number the parts of rows in tiles; second ones of kinds that have two."""
+class _Buffers(NamedTuple):
+    """Results, and by their numbers the parts of rows in tiles; second ones of kinds that have
+    two."""
+
+    outs: list[Tensor]
+    seconds: dict[int, Tensor]
+    parts: dict[int, Tensor]
+    second_parts: dict[int, Tensor]
+    num_programs: int
+
+
+def _allocate(pass_: 'Pass', graph: Graph, num_tiles: int, num_programs: int) -> _Buffers:
     device, places = graph.col.device, graph.rowptr.dtype
-    outs: list[Tensor] = []
-    parts, seconds, second_parts = {}, {}, {}
-    for k, out in enumerate(pass_.outs):
-        shape = pass_.program[out.at].shape
-        dtype = torch.float32 if out.dtype == 'acc' else getattr(torch, out.dtype)
-        if out.kind == 'total':
-            outs.append(torch.empty(num_programs, *shape, dtype=torch.float32, device=device))
-            if not num_tiles:
-                outs[-1].zero_()
+    out = _Buffers([], {}, {}, {}, num_programs)
+    for k, (at, kind, name) in enumerate(pass_.outs):
+        shape = pass_.program[at].shape
+        dtype = torch.float32 if name == 'acc' else getattr(torch, name)
+        if kind == 'total':
+            make = torch.empty if num_tiles else torch.zeros
+            out.outs.append(make(num_programs, *shape, dtype=torch.float32, device=device))
             continue
-        if out.kind == 'edge':
-            outs.append(torch.empty(graph.num_edges, *shape, dtype=dtype, device=device))
+        if kind == 'edge':
+            out.outs.append(torch.empty(graph.num_edges, *shape, dtype=dtype, device=device))
             continue
-        dtype = torch.float32 if out.kind == 'mean' else dtype
-        outs.append(torch.zeros(graph.num_dst, *shape, dtype=dtype, device=device))
-        parts[k] = torch.empty(2 * num_tiles, *shape, dtype=torch.float32, device=device)
-        if out.kind in ('max', 'min'):
-            seconds[k] = torch.full(outs[-1].shape, -1, dtype=places, device=device)
-            second_parts[k] = torch.empty(parts[k].shape, dtype=places, device=device)
-    return outs, parts, seconds, second_parts
+        dtype = torch.float32 if kind == 'mean' else dtype
+        out.outs.append(torch.zeros(graph.num_dst, *shape, dtype=dtype, device=device))
+        out.parts[k] = torch.empty(2 * num_tiles, *shape, dtype=torch.float32, device=device)
+        if kind in ('max', 'min'):
+            out.seconds[k] = torch.full(out.outs[-1].shape, -1, dtype=places, device=device)
+            out.second_parts[k] = torch.empty(out.parts[k].shape, dtype=places, device=device)
+    return out
