@@ -320,11 +320,13 @@ def mark_dropouts(graph: GraphModule) -> None:
 
 class SizedInterpreter(torch.fx.Interpreter):
     """Runs a graph in which `index.max()`, from which a softmax without `num_nodes` takes the
-    number of nodes, becomes the last node: nodes without edges after it change no message."""
+    number of nodes, becomes the last node: nodes without edges after it change no message.
 
-    def __init__(self, graph: GraphModule, num_nodes: int) -> None:
+    A linear map of a batch `[B, E, F]` reads it with the edges first: torch would merge both."""
+
+    def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
         super().__init__(graph)
-        self.num_nodes = num_nodes
+        self.num_edges, self.num_nodes = num_edges, num_nodes
 
     def run_node(self, node: Node) -> object:
         if _is_last_node(node):
@@ -336,16 +338,19 @@ class SizedInterpreter(torch.fx.Interpreter):
             return None
         return super().run_node(node)
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _LINEAR and len(args) > 1 and _is_matrix(args[1]):
+            sizes = args[0].shape[1:-1]
+            if self.num_edges in sizes:
+                dim = sizes.index(self.num_edges) + 1
+                x = args[0].movedim(dim, 0).contiguous()
+                return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
+        return super().call_function(target, args, kwargs)
+
 
 class _Interpreter(SizedInterpreter):
     """Runs a graph of which floats that change are arguments: tensors of one number, which
-    operations take in the dtype in which they compute, as PyTorch does with Python's floats.
-
-    A linear map of a batch `[B, E, F]` reads it with the edges first: torch would merge both."""
-
-    def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
-        super().__init__(graph, num_nodes)
-        self.num_edges = num_edges
+    operations take in the dtype in which they compute, as PyTorch does with Python's floats."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         # A graph need not turn gradients on again before it ends.
@@ -381,15 +386,6 @@ class _Interpreter(SizedInterpreter):
             if out.dtype != expected.dtype or out.dim() != expected.dim():
                 raise Refused(f'{node.target} of a number that changes')
         return out
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target in _LINEAR and len(args) > 1 and _is_matrix(args[1]):
-            sizes = args[0].shape[1:-1]
-            if self.num_edges in sizes:
-                dim = sizes.index(self.num_edges) + 1
-                x = args[0].movedim(dim, 0).contiguous()
-                return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
-        return super().call_function(target, args, kwargs)
 
     def fetch_args_kwargs_from_env(self, node: Node) -> tuple[tuple, dict]:
         expected, values = node.meta.get('example_value'), self.env

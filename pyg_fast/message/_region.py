@@ -132,6 +132,13 @@ def _merge_duplicates(graph: FxGraph) -> None:
                 graph.erase_node(node)
 
 
+def _dim_of(marker: Node) -> int:
+    """The dimension of nodes or edges in what a marker gathers or aggregates."""
+    args: Any = marker.args
+    place = {_markers.gather: 4, _markers.aggregate: 8}.get(marker.target, len(args))
+    return args[place] if place < len(args) else 0  # An exported graph leaves a zero out.
+
+
 class _Region:
     """What lies between the markers of one message.
 
@@ -151,6 +158,9 @@ class _Region:
         self.of_rows = _is(first, _markers.rows)  # whether it holds the layer's own `aggregate`
         # What the kernel computes: the message, or results of an `aggregate`.
         self.ends: list[Node] = list(args[8]) if self.of_rows else [end]
+        # The dimension of edges in the message, and that of nodes in each input of the kernel.
+        self.dim = 0 if self.of_rows else _dim_of(first)
+        self.dims: list[int] = []
         self.reduces: tuple[str, ...] = ()
         if not self.of_rows:
             self.reduces = tuple(dict.fromkeys(str(node.args[4]) for node in aggregates))
@@ -304,14 +314,14 @@ class _Region:
 
         def capture(num_edges: int, num_nodes: int) -> CapturedMessage:
             given: list[Like | int] = [Like((num_edges,), torch.int8, device), num_nodes]
-            for node, kind in zip(inputs, kinds, strict=True):
-                x = fake_of(node)
+            for node, kind, dim in zip(inputs, kinds, self.dims, strict=True):
+                x = fake_of(node).movedim(dim, 0) if dim else fake_of(node)
                 rows = {'param': (), 'edge': (num_edges,)}.get(kind[0], (2,))
                 shape = x.shape[1:] if rows else x.shape
                 if any(str(n) in self._sizes() for n in shape if isinstance(n, torch.SymInt)):
                     raise Refused(f'an input of shape {list(x.shape)}')
                 given.append(Like((*rows, *map(int, shape)), x.dtype, x.device))
-            interpreter = SizedInterpreter(module, num_nodes)
+            interpreter = SizedInterpreter(module, num_edges, num_nodes)
             return read_message(interpreter, given, num_edges, num_nodes, device.type == 'cuda')
 
         # Parameters are named by their position among the arguments of the graph.
@@ -331,6 +341,7 @@ class _Region:
         num_edges = graph.call_method('size', (edges, 0))
         inputs: list[Node] = []
         kinds: list[tuple[str, str]] = []
+        self.dims = []
         copies: dict[Node, Any] = {}
         fixed = {
             str(n) for node in self.frontier if isinstance(fake_of(node), Tensor)
@@ -351,10 +362,13 @@ class _Region:
                 lifts: tuple[Any, ...] = _ops.lift.default, (place, edges, *kind)
                 if role == 'row':
                     lifts = _ops.row.default, (place, num_nodes, kind[1])
-                copies[node] = graph.call_function(*lifts)
+                lifted = graph.call_function(*lifts)
+                self.dims.append(dim := _dim_of(node))
+                copies[node] = graph.call_method('movedim', (lifted, 0, dim)) if dim else lifted
             elif isinstance(value, Tensor):
                 inputs.append(node)
                 kinds.append(('param', ''))
+                self.dims.append(0)
                 copies[node] = graph.placeholder(f'input_{len(inputs)}')
             else:
                 copies[node] = self._number(value, num_edges, num_nodes, fixed)
@@ -370,7 +384,8 @@ class _Region:
         if self.of_rows:
             end = graph.call_function(_ops.end_of_rows.default, (ends, 'list'))
         else:
-            end = graph.call_function(_ops.end.default, (ends[0],))
+            end = graph.call_method('movedim', (ends[0], self.dim, 0)) if self.dim else ends[0]
+            end = graph.call_function(_ops.end.default, (end,))
         graph.output((end,))
         return graph, inputs, kinds
 
@@ -415,6 +430,10 @@ class _Region:
             return
         count, total = fake_of(self.index).shape[0], fake_of(self.num_dst)
 
+        def restored(shape: Sequence[Argument], first: int = 0) -> tuple[Argument, ...]:
+            places = first, first + self.dim
+            return tuple([size(n) if k in places else n for k, n in enumerate(shape)])
+
         def size(n: Argument) -> Argument:
             if type(n) is not int:
                 return n
@@ -424,10 +443,9 @@ class _Region:
 
         shape = node.args[place]
         if isinstance(shape, (tuple, list)):
-            new: Any = (*map(size, shape[:1]), *shape[1:])
+            node.args = (*node.args[:place], restored(shape), *node.args[place + 1 :])
         else:
-            new = size(shape)
-        node.args = (*node.args[:place], new, *node.args[place + 1 :])
+            node.args = restored(node.args, place)
 
 
 _LOOK_UPS = (torch.nn.functional.embedding, torch.embedding, torch.ops.aten.embedding.default)
@@ -472,7 +490,7 @@ def _replace(
     copied = [node in region.written for node in inputs]
     asked = [] if gradients is False else needs
     body = _trace_replacement(
-        passes, text, places, len(region.csr), arguments, copied, needs, asked
+        passes, text, places, len(region.csr), arguments, region.dims, copied, needs, asked
     )
     results = _insert_op(module, body, arguments, aggregates[0], number, autocast)
     _use_results(graph, region, aggregates, results, trains)
@@ -490,9 +508,12 @@ def _use_results(
     for node in aggregates:
         which = str(node.args[4])
         result = results[int(which) if region.of_rows else region.reduces.index(which)]
-        if trains and not fake_of(node).requires_grad:
-            with graph.inserting_after(result):
+        with graph.inserting_before(node):
+            if trains and not fake_of(node).requires_grad:
                 result = graph.call_method('detach', (result,))
+            if region.dim:
+                result = graph.call_method('movedim', (result, 0, region.dim))
+                result = graph.call_method('contiguous', (result,))
         # That of the trace is detached, and the next message asks whether it needs a gradient.
         result.meta['example_value'] = fake_of(node)
         traffic.result[result] |= traffic.result[node]
@@ -568,7 +589,7 @@ def _check_size(region: _Region, passes: Passes) -> None:
 
 def _trace_replacement(
     passes: Passes, text: str, places: dict[tuple[str, str | int], int], num_csr: int,
-    arguments: Sequence[object], copied: Sequence[bool], needs: Sequence[bool],
+    arguments: Sequence[object], dims: Sequence[int], copied: Sequence[bool], needs: Sequence[bool],
     asked: Sequence[bool],
 ) -> GraphModule:  # fmt: skip
     """The op of a message between its prologue and its tail, traced into torch's operators. All of
@@ -581,6 +602,9 @@ def _trace_replacement(
         if invalid is not None:
             assert_no_invalid(invalid)
         inputs = [x.clone() if copy else x for x, copy in zip(inputs, copied, strict=True)]
+        inputs = [
+            x.movedim(dim, 0) if dim else x for x, dim in zip(inputs, dims, strict=True)
+        ]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         hoists = passes.prologue.ends if True in needs else ()
         graph = graph_from(csr, perm, t_perm, num_src, num_dst)
