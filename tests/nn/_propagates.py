@@ -99,7 +99,9 @@ REDUCES = [
     'torch.log(degree(index, dim_size, {0}.dtype) + 1).view(-1, 1)'
     ' * scatter({0}, index, 0, dim_size)',
 ]  # fmt: skip
-AGGRS: list[Any] = ['sum', 'mean', 'max', 'min', 'var', 'std', 'softmax', ['mean', 'max', 'std']]
+AGGRS: list[Any] = [
+    'sum', 'mean', 'max', 'min', 'var', 'std', 'softmax', ['mean', 'max', 'std'],
+]  # fmt: skip
 CONTAINERS = {
     'tuple': '({0}, {1})', 'list': '[{0}, {1}]', 'dict': "{{'a': {0}, 'b': {1}}}",
     'cat': 'torch.cat([{0}, {1}], -1)',
@@ -217,13 +219,13 @@ def propagates(draw: Callable[..., Any], most: int = 3) -> Propagate:
     several = own and draw(st.booleans())  # whether `aggregate` returns several tensors
     if own:
         methods.append(_aggregate(draw, container, several, most))
-    if not several and draw(st.booleans()):
-        update = _Body(draw, ['inputs', 'x'], 'u')
+    aggr = draw(st.sampled_from(AGGRS[:6] if own else AGGRS))
+    if not several and isinstance(aggr, str) and draw(st.booleans()):
+        update = _Body(draw, ['inputs', 'h'], 'u')
         update.steps(OF_ROWS, 1)
         update.add(draw(st.sampled_from(BINARY)).replace('{1}', 'inputs'))
         methods.append(_method('update', ['inputs'], [*update.lines, f'return {update.values[0]}']))
     text = '\n'.join(['class Random(Base):', f'    returns_kept = {draw(st.booleans())}', *methods])
-    aggr = draw(st.sampled_from(AGGRS[:6] if own else AGGRS))
     return Propagate(text, aggr, draw(st.sampled_from(['source_to_target', 'target_to_source'])))
 
 

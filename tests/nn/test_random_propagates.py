@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from torch import Tensor
 
 import pyg_fast
@@ -44,10 +44,21 @@ def is_moderate(values: tuple[list[Tensor], list[Tensor]]) -> bool:
     return all(bool(x.isfinite().all()) and x.abs().max() < 1e6 for each in values for x in each)
 
 
+def results_of_pyg(layer: Base, args: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Rejects examples that are no layers of PyG, such as of writes into what autograd saved, and
+    those that magnify rounding."""
+    try:
+        found = results(layer, args)
+    except RuntimeError:
+        reject()
+    assume(is_moderate(found))
+    return found
+
+
 def compare(layer: Base, fast: Any, args: list[Tensor]) -> None:
-    (theirs, their_grads), (ours, our_grads) = results(layer, args), results(fast, args)
+    theirs, their_grads = results_of_pyg(layer, args)
+    ours, our_grads = results(fast, args)
     assert [out.requires_grad for out in ours] == [out.requires_grad for out in theirs]
-    assume(is_moderate((theirs, their_grads)))
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(our_grads, their_grads)
 
@@ -78,5 +89,5 @@ def test_like_pyg(propagate: Propagate) -> None:
 def test_compiled_like_pyg(propagate: Propagate) -> None:
     torch.manual_seed(0)
     layer = propagate.layer()
-    assume(is_moderate(results(copy.deepcopy(layer), inputs())))
+    results_of_pyg(copy.deepcopy(layer), inputs())
     assert_like_pyg(layer, [inputs(), inputs(3)], tolerance=1e-7)
