@@ -135,8 +135,10 @@ def _merge_duplicates(graph: FxGraph) -> None:
 def _dim_of(marker: Node) -> int:
     """The dimension of nodes or edges in what a marker gathers or aggregates."""
     args: Any = marker.args
-    place = {_markers.gather: 4, _markers.aggregate: 8}.get(marker.target, len(args))
-    return args[place] if place < len(args) else 0  # An exported graph leaves a zero out.
+    for op, place in ((_markers.gather, 4), (_markers.aggregate, 8)):
+        if _is(marker, op) and place < len(args):  # An exported graph leaves a zero out.
+            return int(args[place])
+    return 0
 
 
 class _Region:
