@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,6 +141,25 @@ def _dim_of(marker: Node) -> int:
     return 0
 
 
+class _Input(NamedTuple):
+    """An argument of the kernel: a node of the graph, its role and name, and the dimension of nodes
+    or edges in it."""
+
+    node: Node
+    role: str
+    name: str
+    dim: int
+
+
+def _lift(graph: FxGraph, x: _Input, number: int, edges: Node, num_nodes: Node) -> Node:
+    """What the message reads of an input, in the graph of the message alone."""
+    place = graph.placeholder(f'input_{number}')
+    if x.role == 'row':
+        return graph.call_function(_ops.row.default, (place, num_nodes, x.name))
+    lifted = graph.call_function(_ops.lift.default, (place, edges, x.role, x.name))
+    return graph.call_method('movedim', (lifted, 0, x.dim)) if x.dim else lifted
+
+
 class _Region:
     """What lies between the markers of one message.
 
@@ -160,9 +179,7 @@ class _Region:
         self.of_rows = _is(first, _markers.rows)  # whether it holds the layer's own `aggregate`
         # What the kernel computes: the message, or results of an `aggregate`.
         self.ends: list[Node] = list(args[8]) if self.of_rows else [end]
-        # The dimension of edges in the message, and that of nodes in each input of the kernel.
-        self.dim = 0 if self.of_rows else _dim_of(first)
-        self.dims: list[int] = []
+        self.dim = 0 if self.of_rows else _dim_of(first)  # that of edges in the message
         self.reduces: tuple[str, ...] = ()
         if not self.of_rows:
             self.reduces = tuple(dict.fromkeys(str(node.args[4]) for node in aggregates))
@@ -306,9 +323,9 @@ class _Region:
                     if begins.get(storage, self.end) < self.place[node]:
                         raise Refused(f'{node} writes into a value that the message reads')
 
-    def capture(self) -> tuple[CapturedMessage, list[Node], dict[tuple[str, str | int], int]]:
-        """The message; the nodes of its inputs; and by role and name the places of these."""
-        graph, inputs, kinds = self._graph()
+    def capture(self) -> tuple[CapturedMessage, list[_Input], dict[tuple[str, str | int], int]]:
+        """The message; its inputs; and by role and name the places of these."""
+        graph, inputs = self._graph()
         module = GraphModule(torch.nn.Module(), graph)
         mark_dropouts(module)
         check_functions(module)
@@ -316,9 +333,9 @@ class _Region:
 
         def capture(num_edges: int, num_nodes: int) -> CapturedMessage:
             given: list[Like | int] = [Like((num_edges,), torch.int8, device), num_nodes]
-            for node, kind, dim in zip(inputs, kinds, self.dims, strict=True):
+            for node, role, _, dim in inputs:
                 x = fake_of(node).movedim(dim, 0) if dim else fake_of(node)
-                rows = {'param': (), 'edge': (num_edges,)}.get(kind[0], (2,))
+                rows = {'param': (), 'edge': (num_edges,)}.get(role, (2,))
                 shape = x.shape[1:] if rows else x.shape
                 if any(str(n) in self._sizes() for n in shape if isinstance(n, torch.SymInt)):
                     raise Refused(f'an input of shape {list(x.shape)}')
@@ -328,22 +345,21 @@ class _Region:
 
         # Parameters are named by their position among the arguments of the graph.
         places: dict[tuple[str, str | int], int] = {
-            ('param', k + 2) if kind[0] == 'param' else kind: k for k, kind in enumerate(kinds)
+            (role, k + 2 if role == 'param' else name): k
+            for k, (_, role, name, _) in enumerate(inputs)
         }
         return capture_twice(capture), inputs, places
 
     def _sizes(self) -> tuple[str, str]:
         return str(fake_of(self.index).shape[0]), str(fake_of(self.num_dst))
 
-    def _graph(self) -> tuple[FxGraph, list[Node], list[tuple[str, str]]]:
+    def _graph(self) -> tuple[FxGraph, list[_Input]]:
         """The graph of the message alone, whose arguments are the edges, the number of destinations
-        and the inputs; the nodes of the inputs; and the role and name of each."""
+        and the inputs; and the inputs."""
         graph = FxGraph()
         edges, num_nodes = graph.placeholder('edges'), graph.placeholder('nodes')
         num_edges = graph.call_method('size', (edges, 0))
-        inputs: list[Node] = []
-        kinds: list[tuple[str, str]] = []
-        self.dims = []
+        inputs: list[_Input] = []
         copies: dict[Node, Any] = {}
         fixed = {
             str(n) for node in self.frontier if isinstance(fake_of(node), Tensor)
@@ -356,21 +372,10 @@ class _Region:
             elif _is(node, _markers.sources) or _is(node, _markers.ends):
                 copies[node] = self._ends(graph, node, edges)
             elif self._is_input(node):
-                x, role, name = self._input(node)
-                kind = role, f'{name} {len(inputs)}'
-                inputs.append(x)
-                kinds.append(kind)
-                place = graph.placeholder(f'input_{len(inputs)}')
-                lifts: tuple[Any, ...] = _ops.lift.default, (place, edges, *kind)
-                if role == 'row':
-                    lifts = _ops.row.default, (place, num_nodes, kind[1])
-                lifted = graph.call_function(*lifts)
-                self.dims.append(dim := _dim_of(node))
-                copies[node] = graph.call_method('movedim', (lifted, 0, dim)) if dim else lifted
+                inputs.append(self._input(node, len(inputs)))
+                copies[node] = _lift(graph, inputs[-1], len(inputs), edges, num_nodes)
             elif isinstance(value, Tensor):
-                inputs.append(node)
-                kinds.append(('param', ''))
-                self.dims.append(0)
+                inputs.append(_Input(node, 'param', '', 0))
                 copies[node] = graph.placeholder(f'input_{len(inputs)}')
             else:
                 copies[node] = self._number(value, num_edges, num_nodes, fixed)
@@ -389,16 +394,16 @@ class _Region:
             end = graph.call_method('movedim', (ends[0], self.dim, 0)) if self.dim else ends[0]
             end = graph.call_function(_ops.end.default, (end,))
         graph.output((end,))
-        return graph, inputs, kinds
+        return graph, inputs
 
-    def _input(self, node: Node) -> tuple[Node, str, str]:
-        """The tensor of an input, its role and its name."""
+    def _input(self, node: Node, number: int) -> _Input:
         if node in self.integers:
-            return node, 'edge', node.name
+            return _Input(node, 'edge', f'{node.name} {number}', 0)
         args: Any = node.args
         if _is(node, _markers.gather):
-            return args[0], args[2], args[3]
-        return args[0], 'row' if _is(node, _markers.node) else 'edge', args[2]
+            return _Input(args[0], args[2], f'{args[3]} {number}', _dim_of(node))
+        role = 'row' if _is(node, _markers.node) else 'edge'
+        return _Input(args[0], role, f'{args[2]} {number}', 0)
 
     def _ends(self, graph: FxGraph, node: Node, edges: Node) -> Node:
         """The sources of the edges, or both ends."""
@@ -470,13 +475,14 @@ def _replace(
     graph, order = module.graph, list(module.graph.nodes)
     with _autocast_at(order, aggregates[0]) as inside:
         region = _Region(module, aggregates, traffic)
-        captured, inputs, places = region.capture()
+        captured, reads, places = region.capture()
         plan = make_plan(captured, region.reduces)
         if plan.in_blocks:
             raise Refused('a linear map of values computed for each edge')
         passes = passes_of(text := dumps(plan))
         _check_size(region, passes)
         autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) or inside
+    inputs, dims = [each.node for each in reads], [each.dim for each in reads]
     arguments = [
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs,
         _find_invalid(graph, region.csr[0]),
@@ -492,7 +498,7 @@ def _replace(
     copied = [node in region.written for node in inputs]
     asked = [] if gradients is False else needs
     body = _trace_replacement(
-        passes, text, places, len(region.csr), arguments, region.dims, copied, needs, asked
+        passes, text, places, len(region.csr), arguments, dims, copied, needs, asked
     )
     results = _insert_op(module, body, arguments, aggregates[0], number, autocast)
     _use_results(graph, region, aggregates, results, trains)
