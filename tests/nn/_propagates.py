@@ -44,7 +44,7 @@ NORMS = [
     'F.normalize({0}, dim=-1)', '{0}.norm(dim=-1, keepdim=True) + {0}',
 ]  # fmt: skip
 GEOMETRY = [
-    'torch.cross({0}.view(-1, 2, 3), {1}.view(-1, 2, 3), dim=-1).flatten(1)',
+    'torch.cross({0}.view(-1, 2, 3), ({1} + 1).view(-1, 2, 3), dim=-1).flatten(1)',
     '({0}.view(-1, 2, 3) @ {1}.view(-1, 3, 2) @ {0}.view(-1, 2, 3)).flatten(1)',
     'torch.bmm({0}.view(-1, 3, 2), {1}.view(-1, 2, 3))[:, :2].flatten(1)',
     "torch.einsum('ehc,ehd->ecd', {0}.view(-1, 3, 2), {1}.view(-1, 3, 2)).sum(1).repeat(1, 3)",
