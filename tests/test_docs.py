@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import _forks
 import pytest
@@ -76,6 +77,22 @@ def test_code_of_readme() -> None:
 )
 def test_code_of_page(page: Path) -> None:
     run_blocks(page, {'__name__': '__main__'})
+
+
+def test_layers_that_are_taken() -> None:
+    """Each layer of the page runs as a kernel, or for the reason that its table gives as PyG's."""
+    page, space = DOCS / 'systems/taken.rst', dict[str, Any]()
+    run_blocks(page, space)
+    reasons = dict(re.findall(r'\* - ``(\w+)``\n +- ``(.+)``\n', page.read_text()))
+    layers = {each.__name__: each for each in space['Layer'].__subclasses__()}
+    assert reasons.keys() < layers.keys()
+    assert len(layers) > 35
+    ran = {name: space['what_ran'](layer()) for name, layer in layers.items()}
+    wrong = {
+        name: how for name, how in ran.items()
+        if not how.startswith(f"PyG's code: {reasons[name]}" if name in reasons else 'Fused')
+    }  # fmt: skip
+    assert wrong == {}
 
 
 def test_wrong_code_is_found(tmp_path: Path) -> None:

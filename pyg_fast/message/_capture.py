@@ -161,7 +161,7 @@ def _capture_graph(graph: GraphModule) -> CapturedMessage:
             graph.graph.erase_node(node)
         elif node.users and _is_lossy(node):
             raise Refused('the number of edges or nodes is used as a number')
-    check_autograd(graph)
+    check_functions(graph)
     return capture_twice(partial(_trace_program, graph))
 
 
@@ -192,11 +192,14 @@ def _is_lossy(node: Node) -> bool:
     return is_number and node.op != 'placeholder' and node.target not in _OF_SIZES
 
 
-def check_autograd(graph: GraphModule) -> None:
-    """Refuses functions that change gradients, which are derived from the values alone."""
+def check_functions(graph: GraphModule) -> None:
+    """Refuses functions that change gradients, which are derived from the values alone, and batch
+    normalization in training."""
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
+        if target in _BATCH_NORMS and True in (node.kwargs.get('training'), *node.args[5:6]):
+            raise Refused('batch normalization in training mixes edges: LayerNorm does not')
         if name == 'detach' or _method(node) == 'detach' or target in _MODES:
             continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)
@@ -204,6 +207,7 @@ def check_autograd(graph: GraphModule) -> None:
             raise Refused(f'{name} in message')
 
 
+_BATCH_NORMS = (F.batch_norm, torch.batch_norm)  # The sixth argument of both is the mode.
 # Sets whether gradients are on.
 _MODES = (torch._C._set_grad_enabled,)
 
@@ -314,19 +318,39 @@ def mark_dropouts(graph: GraphModule) -> None:
     graph.recompile()
 
 
-class _Interpreter(torch.fx.Interpreter):
-    """Runs a graph of which floats that change are arguments: tensors of one number, which
-    operations take in the dtype in which they compute, as PyTorch does with Python's floats.
+class SizedInterpreter(torch.fx.Interpreter):
+    """Runs a graph in which `index.max()`, from which a softmax without `num_nodes` takes the
+    number of nodes, becomes the last node: nodes without edges after it change no message.
 
-    A linear map of a batch `[B, E, F]` reads it with the edges first: torch would merge both.
-
-    `index.max()`, from which a softmax without `num_nodes` takes the number of nodes, becomes the
-    last node: nodes without edges after it change no message."""
+    A linear map of a batch `[B, E, F]` reads it with the edges first: torch would merge both."""
 
     def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
         super().__init__(graph)
         self.num_edges, self.num_nodes = num_edges, num_nodes
-        self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
+
+    def run_node(self, node: Node) -> object:
+        if _is_last_node(node):
+            if _sizes_a_result(node):
+                raise Refused('an aggregation without dim_size')
+            _check_is_size(node)
+            return self.num_nodes - 1
+        if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
+            return None
+        return super().run_node(node)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _LINEAR and len(args) > 1 and _is_matrix(args[1]):
+            sizes = args[0].shape[1:-1]
+            if self.num_edges in sizes:
+                dim = sizes.index(self.num_edges) + 1
+                x = args[0].movedim(dim, 0).contiguous()
+                return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
+        return super().call_function(target, args, kwargs)
+
+
+class _Interpreter(SizedInterpreter):
+    """Runs a graph of which floats that change are arguments: tensors of one number, which
+    operations take in the dtype in which they compute, as PyTorch does with Python's floats."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         # A graph need not turn gradients on again before it ends.
@@ -350,13 +374,6 @@ class _Interpreter(torch.fx.Interpreter):
         return torch.utils._pytree.tree_map_only(Tensor, torch.detach, out)
 
     def _run(self, node: Node) -> object:
-        if _is_last_node(node):
-            if self.has_rows:
-                raise Refused('an aggregation without dim_size')
-            _check_is_size(node)
-            return self.num_nodes - 1
-        if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
-            return None
         if _is_number(node) and node.target == 'item':
             return self.env[node.args[0]]  # type: ignore[index]
         out = super().run_node(node)
@@ -369,15 +386,6 @@ class _Interpreter(torch.fx.Interpreter):
             if out.dtype != expected.dtype or out.dim() != expected.dim():
                 raise Refused(f'{node.target} of a number that changes')
         return out
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target in _LINEAR and len(args) > 1 and _is_matrix(args[1]):
-            sizes = args[0].shape[1:-1]
-            if self.num_edges in sizes:
-                dim = sizes.index(self.num_edges) + 1
-                x = args[0].movedim(dim, 0).contiguous()
-                return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
-        return super().call_function(target, args, kwargs)
 
     def fetch_args_kwargs_from_env(self, node: Node) -> tuple[tuple, dict]:
         expected, values = node.meta.get('example_value'), self.env
@@ -418,7 +426,31 @@ def _is_maximum_of_index(node: Node) -> bool:
     if node.target not in ('max', torch.max) or len(node.args) != 1 or node.kwargs:
         return False
     (index,) = node.args
-    return isinstance(index, Node) and index.target in (_ops.index, _ops.index.default)
+    return isinstance(index, Node) and _is_index(index)
+
+
+def _sizes_a_result(node: Node) -> bool:
+    """Whether the rows of an `aggregate` are as many as a number says: of those of a softmax each
+    edge gathers one."""
+    stack, seen = [node], set[Node]()
+    while stack:
+        for user in stack.pop().users:
+            if user.target in _GATHERS and any(map(_is_index, user.all_input_nodes)):
+                continue
+            if 'end_of_rows' in str(user.target):
+                return True
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
+_GATHERS = ('index_select', torch.index_select, operator.getitem)
+
+
+def _is_index(node: Node) -> bool:
+    """Whether a node is the destinations of the edges."""
+    return node.target in (_ops.index, _ops.index.default)
 
 
 def _check_is_size(node: Node) -> None:

@@ -84,6 +84,7 @@ def _entry(
     """What Dynamo traces: the message, and perhaps its aggregation, its inputs and results between
     markers."""
     torch._check(edges.size(0) > 1)  # Fewer are PyG's, see `check_inputs`.
+    torch._check(nodes.size(0) > 0)
     values: dict[str, Any] = dict(other)
     parts: dict[str, list[object]] = {}
     for name in ('index', 'edge_index_i'):

@@ -13,8 +13,8 @@ from ..sparse.to_csr import counts_in_int64
 
 NAMESPACE = 'pyg_fast_message'
 _library = torch.library.Library(NAMESPACE, 'DEF')
-# Rows of nodes at one end of each edge.
-_library.define('gather(Tensor x, Tensor index, str role, str name) -> Tensor')
+# Rows of nodes at one end of each edge. Nodes and edges are the dimension `dim`.
+_library.define('gather(Tensor x, Tensor index, str role, str name, int dim=0) -> Tensor')
 # An input of the edges.
 _library.define('edge(Tensor(a) x, Tensor index, str name) -> Tensor(a)')
 # An input of destinations that an `aggregate` takes.
@@ -30,7 +30,7 @@ _library.define(
 # The kernel alone reads the structure.
 _library.define(
     'aggregate(Tensor message, Tensor index, SymInt num_src, SymInt num_dst, str reduce, '
-    'Tensor[] csr, Tensor? perm, Tensor? t_perm) -> Tensor'
+    'Tensor[] csr, Tensor? perm, Tensor? t_perm, int dim=0) -> Tensor'
 )
 # A result of a layer's own `aggregate`: its number in place of `reduce`, and all results.
 _library.define(
@@ -39,8 +39,8 @@ _library.define(
 )
 
 
-def _gather(x: Tensor, index: Tensor, role: str, name: str) -> Tensor:
-    return x.index_select(0, index)
+def _gather(x: Tensor, index: Tensor, role: str, name: str, dim: int = 0) -> Tensor:
+    return x.index_select(dim, index)
 
 
 def _same(x: Tensor, *rest: object) -> Tensor:
@@ -54,12 +54,12 @@ def _csr(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, ...]:
 
 def _aggregate(
     message: Tensor, index: Tensor, num_src: int, num_dst: int, reduce: str, csr: list[Tensor],
-    perm: Tensor | None, t_perm: Tensor | None,
+    perm: Tensor | None, t_perm: Tensor | None, dim: int = 0,
 ) -> Tensor:  # fmt: skip
     if reduce != 'var':
-        return scatter(message, index, 0, num_dst, reduce)
-    mean = scatter(message, index, 0, num_dst, 'mean')
-    return scatter(message * message, index, 0, num_dst, 'mean') - mean * mean
+        return scatter(message, index, dim, num_dst, reduce)
+    mean = scatter(message, index, dim, num_dst, 'mean')
+    return scatter(message * message, index, dim, num_dst, 'mean') - mean * mean
 
 
 _IMPLS = {

@@ -206,6 +206,14 @@ def _index_put(
     return torch.where(mask, values.to(x.dtype), x)
 
 
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
+    x = x.view(*(1,) * (len(repeats) - x.dim()), *x.shape)
+    for dim, count in enumerate(repeats):
+        if count != 1:
+            x = torch.cat([x] * count, dim)
+    return x
+
+
 def _refuse(name: str) -> Callable[..., object]:
     def raise_refused(*args: object, **kwargs: object) -> object:
         raise Refused(f'{name} has no kernel')
@@ -226,7 +234,7 @@ DECOMPOSED |= {
     aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
     aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
     aten.index_put.default: _index_put,
-    aten.copy.default: _copy,
+    aten.copy.default: _copy, aten.repeat.default: _repeat,
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
     **{
         op: _refuse(op.__name__)

@@ -196,17 +196,21 @@ class Passes:
             for each, load in zip(plan.inputs, self.loads, strict=True)
         ]
         self.weighted_sum = weighted_sum(plan) if of is None else None
-        # The inputs through which each value that an attribute holds gets a gradient.
-        self.num_written = plan.num_written
-        self.written = [
-            {message[at].attrs[:2] for at in message.leaves(each.at)}
-            for each in plan.outputs[: self.num_written]
+        self.num_written = plan.num_written  # first results, which attributes hold
+        # The inputs through which each result gets a gradient, and whether these differ.
+        self.leaves_of_results = [
+            {message[at].attrs[:2] for at in message.leaves(each.at)} for each in plan.outputs
         ]
+        self.leaves_differ = any(
+            each != self.leaves_of_results[0] for each in self.leaves_of_results
+        )
 
-    def is_written_differentiable(self, k: int, needs: tuple[bool, ...]) -> bool:
-        """Whether a gradient flows through a value that an attribute holds."""
-        pairs = zip(self.loads, needs, strict=True)
-        return any(needed and load in self.written[k] for load, needed in pairs)
+    @_memoize
+    def without_gradient(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
+        """The results through which no gradient flows to the inputs that need one."""
+        loads = {load for load, needed in zip(self.loads, needs, strict=True) if needed}
+        results = enumerate(self.leaves_of_results)
+        return tuple([k for k, leaves in results if loads.isdisjoint(leaves)])
 
     @_memoize
     def without(self, unused: tuple[int, ...]) -> 'Passes':

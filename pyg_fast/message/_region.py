@@ -8,22 +8,20 @@ is what varies per edge between the markers that gather and those that aggregate
 import logging
 import math
 import operator
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph.small_graphs import are_few
 from ..ops._edges import assert_no_invalid
@@ -32,13 +30,12 @@ from . import _markers
 from ._capture import (
     FACTORIES,
     CapturedMessage,
+    SizedInterpreter,
     capture_twice,
-    check_autograd,
+    check_functions,
     dropout_of,
     mark_dropouts,
     read_message,
-    storages_of,
-    storages_written,
 )
 from ._compiled_op import graph_from, message, passes_of
 from ._ir import Refused
@@ -47,6 +44,7 @@ from ._plan import make_plan
 from ._run import finish_results
 from ._text import dumps
 from ._trace import Like
+from ._traffic import Traffic, fake_of, record_traffic
 
 _log = logging.getLogger('pyg_fast')
 _ops = torch.ops.pyg_fast_message
@@ -80,7 +78,7 @@ def replace_messages(module: GraphModule, gradients: bool | None = None) -> int:
         return count
     _merge_duplicates(graph)
     try:
-        traffic = _record_traffic(module)
+        traffic = record_traffic(module)
     except Refused as reason:
         _log.info("all messages of a graph run PyG's code, compiled: %s", reason)
         return count
@@ -111,11 +109,6 @@ def _is_pure(node: Node) -> bool:
     return is_marker or node.target is operator.getitem
 
 
-def _fake_of(x: object) -> Any:
-    """The fake tensor or the symbolic number of a node."""
-    return x.meta.get('example_value', x.meta.get('val')) if isinstance(x, Node) else x
-
-
 def _layer_name(node: Node) -> str:
     """The class of the layer that a node belongs to."""
     stack = node.meta.get('nn_module_stack') or {}
@@ -139,66 +132,32 @@ def _merge_duplicates(graph: FxGraph) -> None:
                 graph.erase_node(node)
 
 
-class _Traffic(torch.fx.Interpreter):
-    """Runs a graph on fake tensors, and records for each node the storages of its result and those
-    that it writes into: a write is no data dependency in this graph."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.result: defaultdict[Node, set[int]] = defaultdict(set)
-        self.into: defaultdict[Node, set[int]] = defaultdict(set)
-
-    def run_node(self, node: Node) -> object:
-        writes = _Writes()
-        if node.op == 'get_attr' or isinstance(node.target, HigherOrderOperator):
-            out = _fake_of(node)
-        else:
-            with writes:
-                out = super().run_node(node)
-        self.result[node] = storages_of(out)
-        self.into[node] = writes.storages
-        return out
+def _dim_of(marker: Node) -> int:
+    """The dimension of nodes or edges in what a marker gathers or aggregates."""
+    args: Any = marker.args
+    for op, place in ((_markers.gather, 4), (_markers.aggregate, 8)):
+        if _is(marker, op) and place < len(args):  # An exported graph leaves a zero out.
+            return int(args[place])
+    return 0
 
 
-class _Writes(TorchDispatchMode):
-    """Records the storages that operators write into."""
+class _Input(NamedTuple):
+    """An argument of the kernel: a node of the graph, its role and name, and the dimension of nodes
+    or edges in it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        self.storages |= storages_written(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    node: Node
+    role: str
+    name: str
+    dim: int
 
 
-def _record_traffic(module: GraphModule) -> _Traffic:
-    """What the nodes of a graph read and write.
-
-    Raises:
-        Refused: If the graph does not run on fake tensors.
-    """
-    traffic = _Traffic(module)
-    inputs = [_fake_of(node) for node in module.graph.nodes if node.op == 'placeholder']
-    mode = next((x.fake_mode for x in inputs if isinstance(x, FakeTensor)), None)
-    if mode is None:
-        raise Refused('a graph without tensors')
-    if any('increment_nesting' in str(node.target) for node in module.graph.nodes):
-        raise Refused('a graph with function transforms')
-    try:
-        with ExitStack() as stack:
-            # The graph may leave another mode than it found.
-            stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
-            if mode.shape_env is not None:  # Sizes that depend on data get other symbols here.
-                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
-            stack.enter_context(mode)
-            stack.enter_context(enable_python_dispatcher())
-            traffic.run(*inputs)
-    except Exception as error:
-        raise Refused(f'a graph that does not run on fake tensors: {error}') from error
-    return traffic
+def _lift(graph: FxGraph, x: _Input, number: int, edges: Node, num_nodes: Node) -> Node:
+    """What the message reads of an input, in the graph of the message alone."""
+    place = graph.placeholder(f'input_{number}')
+    if x.role == 'row':
+        return graph.call_function(_ops.row.default, (place, num_nodes, x.name))
+    lifted = graph.call_function(_ops.lift.default, (place, edges, x.role, x.name))
+    return graph.call_method('movedim', (lifted, 0, x.dim)) if x.dim else lifted
 
 
 class _Region:
@@ -208,7 +167,7 @@ class _Region:
     and inputs of edges among them.
     """
 
-    def __init__(self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic) -> None:
+    def __init__(self, module: GraphModule, aggregates: Sequence[Node], traffic: Traffic) -> None:
         order = list(module.graph.nodes)
         self.traffic = traffic
         self.place = {node: k for k, node in enumerate(order)}
@@ -220,6 +179,7 @@ class _Region:
         self.of_rows = _is(first, _markers.rows)  # whether it holds the layer's own `aggregate`
         # What the kernel computes: the message, or results of an `aggregate`.
         self.ends: list[Node] = list(args[8]) if self.of_rows else [end]
+        self.dim = 0 if self.of_rows else _dim_of(first)  # that of edges in the message
         self.reduces: tuple[str, ...] = ()
         if not self.of_rows:
             self.reduces = tuple(dict.fromkeys(str(node.args[4]) for node in aggregates))
@@ -229,7 +189,7 @@ class _Region:
         order = order[: self.end]
         # Inputs of edges that are looked up in tables, with the integers by which they are.
         self.looked_up: dict[Node, set[Node]] = {}
-        for node in order if _fake_of(self.index).is_cuda else ():  # On a CPU torch looks up.
+        for node in order if fake_of(self.index).is_cuda else ():  # On a CPU torch looks up.
             if _is(node, _markers.edge) and (integers := self._integers_of(node)):
                 self.looked_up[node] = integers
         self.integers = set().union(*self.looked_up.values())
@@ -287,13 +247,13 @@ class _Region:
         """The integers of edges from which an input of edges is looked up in tables, such as a sum
         of embeddings of bonds; None for other inputs, or where the graph reads it elsewhere, too.
         The region then has the tables, and no tensor of all edges."""
-        (num_edges,) = _fake_of(self.index).shape
+        (num_edges,) = fake_of(self.index).shape
         integers: set[Node] = set()
         inner = {marker}
-        stack: list[Any] = [marker.args[0]] if _fake_of(marker).is_floating_point() else []
+        stack: list[Any] = [marker.args[0]] if fake_of(marker).is_floating_point() else []
         while stack:
             node = stack.pop()
-            value = _fake_of(node)
+            value = fake_of(node)
             if not isinstance(node, Node) or not isinstance(value, Tensor) or node in inner:
                 continue
             if value.dim() == 0 or str(value.shape[0]) != str(num_edges):
@@ -337,7 +297,7 @@ class _Region:
             node = stack.pop()
             if node in self.own or node in self.outer:
                 continue
-            is_shape = node.op == 'call_function' and isinstance(_fake_of(node), (tuple, list))
+            is_shape = node.op == 'call_function' and isinstance(fake_of(node), (tuple, list))
             is_own = node in self.depends or is_shape or node.target in FACTORIES
             if self._is_input(node) or not is_own:
                 self.outer.add(node)
@@ -363,67 +323,59 @@ class _Region:
                     if begins.get(storage, self.end) < self.place[node]:
                         raise Refused(f'{node} writes into a value that the message reads')
 
-    def capture(self) -> tuple[CapturedMessage, list[Node], dict[tuple[str, str | int], int]]:
-        """The message; the nodes of its inputs; and by role and name the places of these."""
-        graph, inputs, kinds = self._graph()
+    def capture(self) -> tuple[CapturedMessage, list[_Input], dict[tuple[str, str | int], int]]:
+        """The message; its inputs; and by role and name the places of these."""
+        graph, inputs = self._graph()
         module = GraphModule(torch.nn.Module(), graph)
         mark_dropouts(module)
-        check_autograd(module)
-        interpreter = torch.fx.Interpreter(module)
-        device = _fake_of(self.index).device
+        check_functions(module)
+        device = fake_of(self.index).device
 
         def capture(num_edges: int, num_nodes: int) -> CapturedMessage:
             given: list[Like | int] = [Like((num_edges,), torch.int8, device), num_nodes]
-            for node, kind in zip(inputs, kinds, strict=True):
-                x = _fake_of(node)
-                rows = {'param': (), 'edge': (num_edges,)}.get(kind[0], (2,))
+            for node, role, _, dim in inputs:
+                x = fake_of(node).movedim(dim, 0) if dim else fake_of(node)
+                rows = {'param': (), 'edge': (num_edges,)}.get(role, (2,))
                 shape = x.shape[1:] if rows else x.shape
                 if any(str(n) in self._sizes() for n in shape if isinstance(n, torch.SymInt)):
                     raise Refused(f'an input of shape {list(x.shape)}')
                 given.append(Like((*rows, *map(int, shape)), x.dtype, x.device))
+            interpreter = SizedInterpreter(module, num_edges, num_nodes)
             return read_message(interpreter, given, num_edges, num_nodes, device.type == 'cuda')
 
         # Parameters are named by their position among the arguments of the graph.
         places: dict[tuple[str, str | int], int] = {
-            ('param', k + 2) if kind[0] == 'param' else kind: k for k, kind in enumerate(kinds)
+            (role, k + 2 if role == 'param' else name): k
+            for k, (_, role, name, _) in enumerate(inputs)
         }
         return capture_twice(capture), inputs, places
 
     def _sizes(self) -> tuple[str, str]:
-        return str(_fake_of(self.index).shape[0]), str(_fake_of(self.num_dst))
+        return str(fake_of(self.index).shape[0]), str(fake_of(self.num_dst))
 
-    def _graph(self) -> tuple[FxGraph, list[Node], list[tuple[str, str]]]:
+    def _graph(self) -> tuple[FxGraph, list[_Input]]:
         """The graph of the message alone, whose arguments are the edges, the number of destinations
-        and the inputs; the nodes of the inputs; and the role and name of each."""
+        and the inputs; and the inputs."""
         graph = FxGraph()
         edges, num_nodes = graph.placeholder('edges'), graph.placeholder('nodes')
         num_edges = graph.call_method('size', (edges, 0))
-        inputs: list[Node] = []
-        kinds: list[tuple[str, str]] = []
+        inputs: list[_Input] = []
         copies: dict[Node, Any] = {}
         fixed = {
-            str(n) for node in self.frontier if isinstance(_fake_of(node), Tensor)
-            for n in _fake_of(node).shape
+            str(n) for node in self.frontier if isinstance(fake_of(node), Tensor)
+            for n in fake_of(node).shape
         } - set(self._sizes())  # fmt: skip
         for node in self.frontier:
-            value = _fake_of(node)
+            value = fake_of(node)
             if node is self.index:
                 copies[node] = graph.call_function(_ops.index.default, (edges,))
             elif _is(node, _markers.sources) or _is(node, _markers.ends):
                 copies[node] = self._ends(graph, node, edges)
             elif self._is_input(node):
-                x, role, name = self._input(node)
-                kind = role, f'{name} {len(inputs)}'
-                inputs.append(x)
-                kinds.append(kind)
-                place = graph.placeholder(f'input_{len(inputs)}')
-                lifts: tuple[Any, ...] = _ops.lift.default, (place, edges, *kind)
-                if role == 'row':
-                    lifts = _ops.row.default, (place, num_nodes, kind[1])
-                copies[node] = graph.call_function(*lifts)
+                inputs.append(self._input(node, len(inputs)))
+                copies[node] = _lift(graph, inputs[-1], len(inputs), edges, num_nodes)
             elif isinstance(value, Tensor):
-                inputs.append(node)
-                kinds.append(('param', ''))
+                inputs.append(_Input(node, 'param', '', 0))
                 copies[node] = graph.placeholder(f'input_{len(inputs)}')
             else:
                 copies[node] = self._number(value, num_edges, num_nodes, fixed)
@@ -432,25 +384,26 @@ class _Region:
                 copies[node] = copies[node.all_input_nodes[0]]
                 continue
             new = graph.node_copy(node, copies.__getitem__)
-            if not isinstance(_fake_of(self.index).shape[0], torch.SymInt):
+            if not isinstance(fake_of(self.index).shape[0], torch.SymInt):
                 self._restore_sizes(new, num_edges, num_nodes)
             copies[node] = new
         ends: list[Any] = [copies[end] for end in self.ends]
         if self.of_rows:
             end = graph.call_function(_ops.end_of_rows.default, (ends, 'list'))
         else:
-            end = graph.call_function(_ops.end.default, (ends[0],))
+            end = graph.call_method('movedim', (ends[0], self.dim, 0)) if self.dim else ends[0]
+            end = graph.call_function(_ops.end.default, (end,))
         graph.output((end,))
-        return graph, inputs, kinds
+        return graph, inputs
 
-    def _input(self, node: Node) -> tuple[Node, str, str]:
-        """The tensor of an input, its role and its name."""
+    def _input(self, node: Node, number: int) -> _Input:
         if node in self.integers:
-            return node, 'edge', node.name
+            return _Input(node, 'edge', f'{node.name} {number}', 0)
         args: Any = node.args
         if _is(node, _markers.gather):
-            return args[0], args[2], args[3]
-        return args[0], 'row' if _is(node, _markers.node) else 'edge', args[2]
+            return _Input(args[0], args[2], f'{args[3]} {number}', _dim_of(node))
+        role = 'row' if _is(node, _markers.node) else 'edge'
+        return _Input(args[0], role, f'{args[2]} {number}', 0)
 
     def _ends(self, graph: FxGraph, node: Node, edges: Node) -> Node:
         """The sources of the edges, or both ends."""
@@ -482,7 +435,11 @@ class _Region:
         makes, place = node.target in FACTORIES, int(node.target not in FACTORIES)
         if not (makes or name in _SIZE_FUNCTIONS) or len(node.args) <= place:
             return
-        count, total = _fake_of(self.index).shape[0], _fake_of(self.num_dst)
+        count, total = fake_of(self.index).shape[0], fake_of(self.num_dst)
+
+        def restored(shape: Sequence[Argument], first: int = 0) -> tuple[Argument, ...]:
+            places = first, first + self.dim
+            return tuple([size(n) if k in places else n for k, n in enumerate(shape)])
 
         def size(n: Argument) -> Argument:
             if type(n) is not int:
@@ -493,10 +450,9 @@ class _Region:
 
         shape = node.args[place]
         if isinstance(shape, (tuple, list)):
-            new: Any = (*map(size, shape[:1]), *shape[1:])
+            node.args = (*node.args[:place], restored(shape), *node.args[place + 1 :])
         else:
-            new = size(shape)
-        node.args = (*node.args[:place], new, *node.args[place + 1 :])
+            node.args = restored(node.args, place)
 
 
 _LOOK_UPS = (torch.nn.functional.embedding, torch.embedding, torch.ops.aten.embedding.default)
@@ -508,7 +464,7 @@ _SIZE_FUNCTIONS = (
 
 
 def _replace(
-    module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, number: int,
+    module: GraphModule, aggregates: Sequence[Node], traffic: Traffic, number: int,
     gradients: bool | None,
 ) -> str:  # fmt: skip
     """Replaces one region; tells how.
@@ -519,47 +475,74 @@ def _replace(
     graph, order = module.graph, list(module.graph.nodes)
     with _autocast_at(order, aggregates[0]) as inside:
         region = _Region(module, aggregates, traffic)
-        captured, inputs, places = region.capture()
+        captured, reads, places = region.capture()
         plan = make_plan(captured, region.reduces)
         if plan.in_blocks:
             raise Refused('a linear map of values computed for each edge')
         passes = passes_of(text := dumps(plan))
         _check_size(region, passes)
         autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) or inside
+    inputs, dims = [each.node for each in reads], [each.dim for each in reads]
     arguments = [
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs,
         _find_invalid(graph, region.csr[0]),
     ]  # fmt: skip
-    read = {at: _fake_of(inputs[places[role, name]]) for at, role, name in passes.reads}
+    read = {at: fake_of(inputs[places[role, name]]) for at, role, name in passes.reads}
     for at, role in passes.gathers:
-        count = _fake_of(region.num_src if role == 'src' else region.num_dst)
+        count = fake_of(region.num_src if role == 'src' else region.num_dst)
         if not statically_known_true(read[at].shape[0] == count):
             raise Refused('message gathers from what has no row for each node')
     # The mode of gradients is that of the graph, not that in which it is compiled.
-    trains = any(_fake_of(node).requires_grad for node in aggregates)
+    trains = any(fake_of(node).requires_grad for node in aggregates)
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
     if plan.in_tiles and any(needs) and not passes.backward(tuple(needs)).passes:
         raise Refused('gradients of a linear map of values computed for each edge')
     copied = [node in region.written for node in inputs]
     asked = [] if gradients is False else needs
     body = _trace_replacement(
-        passes, text, places, len(region.csr), arguments, copied, needs, asked
+        passes, text, places, len(region.csr), arguments, dims, copied, needs, asked
     )
     results = _insert_op(module, body, arguments, aggregates[0], number, autocast)
-    for node in aggregates:
-        which = str(node.args[4])
-        k = int(which) if region.of_rows else region.reduces.index(which)
-        # That of the trace is detached, and the next message asks whether it needs a gradient.
-        results[k].meta['example_value'] = _fake_of(node)
-        traffic.result[results[k]] |= traffic.result[node]
-        node.replace_all_uses_with(results[k])
-        graph.erase_node(node)
-    own = {*region.nodes, *filter(_is_pure, region.frontier)}
-    for node in reversed(order):  # Also writes into values that nobody reads.
-        if node in own and not node.users and node.op != 'placeholder':
-            graph.erase_node(node)
+    _use_results(graph, region, aggregates, results, trains)
+    _erase_region(graph, region, order)
     reduces = ', '.join(output.reduce for output in passes.plan.outputs)
     return f'{len(passes.plan.inputs)} inputs, {reduces}'
+
+
+def _use_results(
+    graph: FxGraph, region: _Region, aggregates: Sequence[Node], results: Sequence[Node],
+    trains: bool,
+) -> None:  # fmt: skip
+    """Puts the results of an op in the place of the aggregations."""
+    traffic = region.traffic
+    for node in aggregates:
+        which = str(node.args[4])
+        result = results[int(which) if region.of_rows else region.reduces.index(which)]
+        with graph.inserting_before(node):
+            if trains and not fake_of(node).requires_grad:
+                result = graph.call_method('detach', (result,))
+            if region.dim:
+                result = graph.call_method('movedim', (result, 0, region.dim))
+                result = graph.call_method('contiguous', (result,))
+        # That of the trace is detached, and the next message asks whether it needs a gradient.
+        result.meta['example_value'] = fake_of(node)
+        traffic.result[result] |= traffic.result[node]
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _erase_region(graph: FxGraph, region: _Region, order: Sequence[Node]) -> None:
+    """Erases what nobody reads any more, also writes, and what Dynamo asserts of the number of
+    nodes that a softmax takes from its index."""
+    own = {*region.nodes, *filter(_is_pure, region.frontier)}
+    for node in order:
+        asserts = node.target is torch.ops.aten._assert_scalar.default
+        compares = isinstance(fake_of(node), torch.SymBool)
+        if (asserts or compares) and not own.isdisjoint(node.all_input_nodes):
+            own.add(node)
+    for node in reversed(order):
+        if node in own and not node.users and node.op != 'placeholder':
+            graph.erase_node(node)
 
 
 def _needs_gradient(
@@ -578,7 +561,7 @@ def _insert_op(
     autocast: bool,
 ) -> list[Node]:  # fmt: skip
     """Inserts the op of a message with what surrounds it, out of autocast; its results."""
-    amp, device = torch.amp.autocast_mode, _fake_of(arguments[0]).device.type
+    amp, device = torch.amp.autocast_mode, fake_of(arguments[0]).device.type
     with module.graph.inserting_before(before):
         if autocast:  # The plan has its conversions.
             enter = module.graph.call_function(amp._enter_autocast, (device, None, False, None))
@@ -598,7 +581,7 @@ def _find_invalid(graph: FxGraph, rowptr: Node) -> Node | None:
             return None if node.users else node
     with graph.inserting_after(sort):
         node = graph.call_function(operator.getitem, (sort, _INVALID_RESULT))
-    node.meta['example_value'] = _fake_of(sort)[_INVALID_RESULT]
+    node.meta['example_value'] = fake_of(sort)[_INVALID_RESULT]
     return node
 
 
@@ -608,7 +591,7 @@ _INVALID_RESULT = 6  # the result of `csr` that counts invalid edges
 def _check_size(region: _Region, passes: Passes) -> None:
     """Refuses a region of so few edges that PyG's compiled code is faster."""
     width = max(math.prod(each.shape) for each in passes.plan.inputs)
-    index = _fake_of(region.index)
+    index = fake_of(region.index)
     kind = 'compiled' if passes.weighted_sum is None else 'compiled sum'
     if are_few(index.shape[0], width, index.is_cuda, kind):
         raise Refused('too few edges for a kernel to pay')
@@ -616,7 +599,7 @@ def _check_size(region: _Region, passes: Passes) -> None:
 
 def _trace_replacement(
     passes: Passes, text: str, places: dict[tuple[str, str | int], int], num_csr: int,
-    arguments: Sequence[object], copied: Sequence[bool], needs: Sequence[bool],
+    arguments: Sequence[object], dims: Sequence[int], copied: Sequence[bool], needs: Sequence[bool],
     asked: Sequence[bool],
 ) -> GraphModule:  # fmt: skip
     """The op of a message between its prologue and its tail, traced into torch's operators. All of
@@ -629,6 +612,9 @@ def _trace_replacement(
         if invalid is not None:
             assert_no_invalid(invalid)
         inputs = [x.clone() if copy else x for x, copy in zip(inputs, copied, strict=True)]
+        inputs = [
+            x.movedim(dim, 0) if dim else x for x, dim in zip(inputs, dims, strict=True)
+        ]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         hoists = passes.prologue.ends if True in needs else ()
         graph = graph_from(csr, perm, t_perm, num_src, num_dst)
@@ -644,7 +630,7 @@ def _trace_replacement(
         after = [inputs[places[role, name]] for _, role, name in reads]
         return finish_results(passes, outs[: len(plan.outputs)], values, after, csr[0])
 
-    fakes = [_fake_of(each) for each in arguments]
+    fakes = [fake_of(each) for each in arguments]
     mode = next(x.fake_mode for x in fakes if isinstance(x, FakeTensor))
     with ExitStack() as stack:
         stack.enter_context(enable_python_dispatcher())

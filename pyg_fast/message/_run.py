@@ -477,9 +477,8 @@ def run(
     elif needs is not None and True in needs:
         only_read = only_read or plan.tail is not None
         outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
-        for k in range(passes.num_written):
-            if not passes.is_written_differentiable(k, needs):
-                outs[k] = outs[k].detach()
+        for k in passes.without_gradient(needs) if passes.leaves_differ else ():
+            outs[k] = outs[k].detach()
     else:
         outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
     after: Sequence[Tensor] = ()

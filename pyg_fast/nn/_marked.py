@@ -62,7 +62,7 @@ def propagate(
     if (
         not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
         or edge_index.dim() != 2 or conv.flow != marks.flow or conv.explain
-        or type(aggr) is not marks.aggr or conv.node_dim not in (0, -2)
+        or type(aggr) is not marks.aggr or conv.node_dim > 0
     ):  # fmt: skip
         return None
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
@@ -96,11 +96,11 @@ def propagate(
         out = _aggregate(conv, arguments, kwargs, index[i], num_dst, given)
         return _marked_results(out, index[i], num_src, num_dst, csr, graph)
     message = conv.message(**given)
-    if conv.node_dim not in (0, -message.dim()):
+    if (dim := _dim_of(message, conv.node_dim)) < 0:  # PyG raises an error.
         return None
     outs = [
         _markers.aggregate(
-            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
+            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm, dim
         ) for reduce in marks.reduces
     ]  # fmt: skip
     return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
@@ -155,10 +155,11 @@ def _marked_arguments(
                     conv._set_size(sizes, k, value[k])
             value = value[0 if role == 'src' else 1]
         if isinstance(value, Tensor):
-            if conv.node_dim not in (0, -value.dim()):
-                return None
+            along = _dim_of(value, conv.node_dim)
+            if along < 0 or (along > 0 and arguments.signatures[1] is not None):
+                return None  # PyG raises an error; or a batch of a layer's own `aggregate`.
             conv._set_size(sizes, dim, value)
-            value = _markers.gather(value, index[dim], role, argument)
+            value = _markers.gather(value, index[dim], role, argument, along)
         elif value is inspect.Parameter.empty:
             return None
         given[argument] = value
@@ -178,6 +179,11 @@ def _marked_arguments(
             value = _markers.node(value, index[target], name)
         given[name] = value
     return given
+
+
+def _dim_of(value: Tensor, node_dim: int) -> int:
+    """The dimension of nodes or edges, counted from the first one; negative if there is none."""
+    return node_dim + value.dim() if node_dim < 0 else node_dim
 
 
 def _marked_edge(value: object, index: Tensor, name: str) -> object:

@@ -538,7 +538,7 @@ def test_backend_by_name(tmp_path: Path) -> None:
 
 def test_one_run_on_fakes(device: torch.device, record_calls: Callable[..., list]) -> None:
     """Not one for each message: the time of a deep model would grow with the square."""
-    runs = record_calls(_region, '_record_traffic', lambda *_: 1)
+    runs = record_calls(_region, 'record_traffic', lambda *_: 1)
     assert_like_pyg(Net(twice), on(device, (20, 50)), kernels=2, frames=1)
     assert len(runs) == 1
 

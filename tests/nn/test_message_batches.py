@@ -1,13 +1,16 @@
 """Messages of batches of features `[B, N, F]`, of which the edges are not the first dimension."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter
 
 import pyg_fast
+from tests._compiled import assert_like_pyg
 from tests._report import why_pygs
 
 E, F = 300, 8
@@ -86,15 +89,21 @@ class Joins(Layer):
         return torch.cat([x_i, x_j], 1)[:, : x_j.size(1)]
 
 
+def inputs(num_parts: int, num_nodes: int, *more: int, num_edges: int = E) -> list[Tensor]:
+    x = torch.randn(num_parts, num_nodes, *more, F, dtype=torch.float64, requires_grad=True)
+    source = torch.randint(num_nodes, (num_edges,))
+    step = torch.randint(1, num_nodes, (num_edges,))
+    edge_index = torch.stack([source, (source + step) % num_nodes])  # without self-loops
+    weight = torch.randn(num_edges, *(1 for _ in more), 1, dtype=torch.float64, requires_grad=True)
+    return [x, edge_index, weight]
+
+
 def check(conv: Layer, num_parts: int, num_nodes: int, *more: int) -> str:
     """Compares results and gradients; returns why PyG's code ran."""
     torch.manual_seed(0)
     theirs = conv.double()
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
-    x = torch.randn(num_parts, num_nodes, *more, F, dtype=torch.float64, requires_grad=True)
-    source, step = torch.randint(num_nodes, (E,)), torch.randint(1, num_nodes, (E,))
-    edge_index = torch.stack([source, (source + step) % num_nodes])  # without self-loops
-    weight = torch.randn(E, *(1 for _ in more), 1, dtype=torch.float64, requires_grad=True)
+    x, edge_index, weight = inputs(num_parts, num_nodes, *more)
     found = []
     for layer in (theirs, ours):
         out = layer(x, edge_index, weight)
@@ -127,3 +136,34 @@ def test_map_of_computed_values() -> None:
 def test_refused(cls: type[Layer]) -> None:
     for sizes in ((3, 50), (2, E)):
         assert check(cls(-2, 'sum'), *sizes) != ''
+
+
+@pytest.mark.parametrize('cls', [Map, Matrices, Score, Heads, AcrossBatch])
+def test_compiled(cls: type[Layer]) -> None:
+    """One kernel for all numbers of nodes and edges; or one of fixed numbers."""
+    conv = cls(-2, 'max' if cls is Score else 'mean').double()
+    assert_like_pyg(conv, [inputs(3, 50), inputs(3, 40, num_edges=350)], kernels=1, frames=1)
+    assert_like_pyg(conv, [inputs(3, 50)], kernels=1, dynamic=False)
+
+
+def test_compiled_with_more_dimensions() -> None:
+    several: Any = ['sum', 'std']
+    conv = Score(-3, several).double()
+    assert_like_pyg(conv, [inputs(3, 50, 2), inputs(3, 40, 2, num_edges=350)], kernels=1, frames=1)
+    assert_like_pyg(Score(-2, 'sum').double(), [inputs(2, E)], kernels=1, dynamic=False)
+
+
+@pytest.mark.parametrize('cls', [MixesEdges, Merges, Shifts, Joins])
+def test_refused_in_compiled_code(cls: type[Layer]) -> None:
+    for dynamic in (True, False):
+        assert_like_pyg(cls(-2, 'sum').double(), [inputs(3, 50)], kernels=0, dynamic=dynamic)
+        assert_like_pyg(cls(-2, 'sum').double(), [inputs(2, E)], kernels=0, dynamic=dynamic)
+
+
+class Own(Map):
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:  # type: ignore[override]
+        return scatter(inputs, index, self.node_dim, dim_size)
+
+
+def test_own_aggregate_in_compiled_code() -> None:
+    assert_like_pyg(Own(-2, 'sum').double(), [inputs(3, 50)], kernels=0)

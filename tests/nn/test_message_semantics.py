@@ -87,6 +87,8 @@ MESSAGES: dict[str, Callable[[Tensor], Tensor]] = {
     'hardsigmoid': lambda x_j: F.hardsigmoid(x_j.round() * 3),
     'three dimensions': lambda x_j: x_j.view(-1, 2, 2),
     'deep': deep,
+    'repeat': lambda x_j: x_j[:, :2].repeat(1, 2) * x_j.tile(2)[:, 2:6],
+    'repeat of edges': lambda x_j: x_j.repeat(2, 1)[:E] * x_j,
     'constants': lambda x_j: (x_j * 2 - torch.ones(C, device=x_j.device) * 2) * x_j,
 }  # fmt: skip
 
@@ -118,7 +120,7 @@ def compare(theirs: Any, x: Tensor, graph: Tensor, ours: Any = None) -> Any:
     return ours
 
 
-RUN_AS_KERNELS = 'detach', 'no_grad'
+RUN_AS_KERNELS = 'detach', 'no_grad', 'repeat'
 
 
 @pytest.mark.parametrize('name', MESSAGES)
