@@ -65,7 +65,8 @@ def check(
     layer: nn.Module, args: list[Any], device: torch.device, dtype: torch.dtype = torch.float32,
     tolerance: float = 2e-5,
 ) -> None:  # fmt: skip
-    """Ours in `dtype`, on the weights and inputs rounded to it, is PyG's in float64."""
+    """Ours in `dtype`, on the weights and inputs rounded to it, is PyG's in float64, but for some
+    times PyG's own error in that dtype."""
     ours = pyg_fast.accelerate(copy.deepcopy(layer).to(device, dtype))
     args = as_type(args, dtype, device)
     theirs = copy.deepcopy(layer).to(device).double()
@@ -76,10 +77,12 @@ def check(
     assert KERNEL in plan_of(ours), plan_of(ours)
     assert 'message_tiles' in names
     assert not runs_in_blocks(ours)
-    for ours_, theirs_ in zip(found, expected, strict=True):
+    rounded = results(copy.deepcopy(layer).to(device, dtype), as_type(args, dtype, device))
+    for ours_, theirs_, pygs in zip(found, expected, rounded, strict=True):
         assert ours_.dtype == dtype
-        scale = theirs_.abs().max().clamp(min=1e-3)
-        assert (ours_.double() - theirs_).abs().max() <= tolerance * scale
+        # Where terms cancel, PyG's error in the same dtype is large, too.
+        allowed = 4 * (pygs.double() - theirs_).abs().max() + tolerance * theirs_.abs().max()
+        assert (ours_.double() - theirs_).abs().max() <= allowed
 
 
 class Two(MessagePassing):
