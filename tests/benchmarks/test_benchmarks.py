@@ -229,6 +229,20 @@ def test_hubs(tmp_path: Path) -> None:
     assert sizes['batch, h = 1,000']['largest_column'] > sizes['batch, h = 1,000']['edges'] / 4
 
 
+def test_edge_mlp(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'edge_mlp', tmp_path, '--layers', 'EGNN,mesh', '--precisions', 'highest,bfloat16',
+        '--eager-only')
+    check_report(report, markdown)
+    assert [section['title'] for section in report['sections']] == [
+        'A step, highest', 'A step, bfloat16']
+    for section in report['sections']:
+        assert [cell['graph'] for cell in section['cells']] == ['EGNN', 'mesh']
+        for cell in section['cells']:
+            assert cell['results'].keys() == {'ours, prepared', 'ours, edge_index', 'PyG'}
+            assert cell['results']['ours, prepared']['error'] <= 1
+
+
 @pytest.mark.optional
 def test_more_hubs(tmp_path: Path) -> None:
     report, markdown, _ = run('hubs', tmp_path, '--parts', 'layers,hetero,widths')

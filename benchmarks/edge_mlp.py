@@ -1,0 +1,229 @@
+"""Layers with an MLP of each edge, in training: beside PyG, eager and compiled.
+
+python -m benchmarks edge_mlp                            everything below
+python -m benchmarks edge_mlp --quick                    a minute or less
+python -m benchmarks edge_mlp --layers "two layers"      only some
+python -m benchmarks edge_mlp --precisions highest       products as exact as float32
+python -m benchmarks edge_mlp --hub 100000               so many edges end at one node
+python -m benchmarks edge_mlp --eager-only               without torch.compile, which takes long
+
+All contenders of a cell compute in the same precision: `highest` and `high` are torch's settings
+for products of float32, with `bfloat16` weights and features have that type.
+"""
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+
+import pyg_fast
+from pyg_fast.graph import prepare_edge_index
+
+from . import _harness
+from ._harness import Bench, Contender, Option
+from .layers import COMPILED, OURS, PLAIN, PREPARED, PYG, compiled, step_error, warm
+
+PRECISIONS = ('highest', 'high', 'bfloat16')
+# Allowed errors of the norms of results and gradients.
+TOLERANCES = {'highest': 1e-4, 'high': 3e-2, 'bfloat16': 1e-1}
+GAUSSIANS, CUTOFF = 50, 10.0
+Inputs = tuple[Tensor, ...]
+
+
+class TwoLayers(pyg.MessagePassing):
+    """Two layers on both ends, summed behind an activation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr='add')
+        self.first, self.second = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    def forward(self, edge_index: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.propagate(edge_index, x=x),)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return F.silu(self.second(F.silu(self.first(torch.cat([x_i, x_j], -1)))))
+
+
+class EdgeMax(nn.Module):
+    """EdgeConv under a maximum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = pyg.EdgeConv(nn.Sequential(
+            nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)))
+
+    def forward(self, edge_index: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.conv(x, edge_index),)
+
+
+class ContinuousFilter(pyg.MessagePassing):
+    """SchNet's convolution: a filter of the distance times the neighbour."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr='add')
+        self.filter = nn.Sequential(
+            nn.Linear(GAUSSIANS, width), nn.Softplus(), nn.Linear(width, width))
+
+    def forward(self, edge_index: Tensor, x: Tensor, smeared: Tensor) -> tuple[Tensor, ...]:
+        return (self.propagate(edge_index, x=x, smeared=smeared),)
+
+    def message(self, x_j: Tensor, smeared: Tensor) -> Tensor:
+        return x_j * self.filter(smeared)
+
+
+class Equivariant(pyg.MessagePassing):
+    """EGNN: gated messages, summed beside the moves of the coordinates."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr='add')
+        self.edge = nn.Sequential(
+            nn.Linear(2 * width + 1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+        self.gate = nn.Sequential(nn.Linear(width, 1), nn.Sigmoid())
+        self.move = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
+        self.width = width
+
+    def forward(self, edge_index: Tensor, x: Tensor, pos: Tensor) -> tuple[Tensor, ...]:
+        return self.propagate(edge_index, x=x, pos=pos).split([self.width, 3], -1)
+
+    def message(self, x_i: Tensor, x_j: Tensor, pos_i: Tensor, pos_j: Tensor) -> Tensor:
+        gap = pos_i - pos_j
+        m = self.edge(torch.cat([x_i, x_j, gap.square().sum(-1, keepdim=True)], -1))
+        return torch.cat([m * self.gate(m), gap * self.move(m)], -1)
+
+
+class Mesh(pyg.MessagePassing):
+    """MeshGraphNets: new features of edges, which the nodes sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr='add')
+        self.mlp = nn.Sequential(
+            nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width))
+
+    def forward(self, edge_index: Tensor, x: Tensor, e: Tensor) -> tuple[Tensor, ...]:
+        out = self.propagate(edge_index, x=x, e=e)
+        return out, self.new
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        self.new = e + self.mlp(torch.cat([x_i, x_j, e], -1))
+        return self.new
+
+
+class Kind(NamedTuple):
+    """A layer, made of a number of channels; ``edges``: channels of an input of edges, 0 for those
+    of the nodes, ``has_pos``: whether it takes coordinates; ``divide``: of nodes and edges."""
+
+    make: Callable[[int], nn.Module]
+    edges: int | None = None
+    has_pos: bool = False
+    divide: tuple[float, float] = (1, 1)
+
+
+KINDS = {
+    'two layers': Kind(TwoLayers),
+    'EdgeConv max': Kind(EdgeMax),
+    'SchNet filter': Kind(ContinuousFilter, GAUSSIANS, divide=(5, 1.875)),
+    'EGNN': Kind(Equivariant, has_pos=True),
+    'mesh': Kind(Mesh, 0, divide=(1, 2.5)),
+}
+
+
+class Case:
+    """A layer on a random graph: its inputs, and steps of all contenders."""
+
+    def __init__(self, kind: Kind, width: int, precision: str, bench: Bench) -> None:
+        args, self.precision = bench.args, precision
+        nodes, edges = (
+            max(2, int(n / by))
+            for n, by in zip((args.nodes, args.edges), kind.divide, strict=True))
+        draw = torch.Generator().manual_seed(0)
+        index = torch.randint(nodes, (2, edges), generator=draw)
+        index[1, :min(args.hub, edges)] = 0
+        # The edges of both lists are in the same order, sorted by destination.
+        self.prepared, perm = prepare_edge_index(index.to(bench.device), (nodes, nodes))
+        self.edge_index = index.to(bench.device)[:, perm]
+        normal = functools.partial(torch.randn, generator=draw)
+        x = [normal(nodes, width)]
+        if kind.has_pos:
+            x.append(normal(nodes, 3))
+        if kind.edges is not None:
+            x.append(normal(edges, kind.edges or width))
+        self.x = [each.to(bench.device) for each in x]
+        torch.manual_seed(0)
+        self.layer = kind.make(width).to(bench.device)
+
+    def step(self, name: str, dtype: torch.dtype | None = None) -> Callable[[], Inputs]:
+        """A step, which returns the outputs and the gradients of inputs and parameters."""
+        if dtype is None:
+            dtype = torch.bfloat16 if self.precision == 'bfloat16' else torch.float32
+        layer: Any = copy.deepcopy(self.layer).to(dtype)
+        edge_index = self.prepared if name == PREPARED else self.edge_index
+        if name in OURS:
+            layer = pyg_fast.accelerate(layer)
+        run = compiled(name, layer)
+        leaves = [x.to(dtype).requires_grad_() for x in self.x]
+        wanted = [*leaves, *layer.parameters()]
+
+        def step() -> Inputs:
+            outs = run(edge_index, *leaves)
+            grads = torch.autograd.grad(outs, wanted, [torch.ones_like(out) for out in outs])
+            return (*(out.detach() for out in outs), *grads)
+
+        return warm(step)
+
+    @functools.cached_property
+    def expected(self) -> Inputs:
+        return self.step(PYG, torch.double)()
+
+    @functools.cached_property
+    def error_of_pyg(self) -> float:
+        return self.error(self.step(PYG)())
+
+    def error(self, outputs: Sequence[Tensor]) -> float:
+        """The largest error of the norm of a result, by the allowed one."""
+        empty = torch.zeros(1, 1)  # In place of a result that is compared row by row.
+        return step_error(
+            [empty, *outputs], [empty, *self.expected], TOLERANCES[self.precision])
+
+    def check(self, outputs: Sequence[Tensor]) -> float:
+        """The error, of which twice that of PyG's layer in the same precision is allowed."""
+        return self.error(outputs) / max(1.0, 2 * self.error_of_pyg)
+
+    def contenders(self, eager_only: bool) -> list[Contender]:
+        names = [PREPARED, PLAIN, PYG] + [COMPILED] * (not eager_only)
+        return [
+            Contender(name, functools.partial(self.step, name), name in OURS,
+                      self.check if name in OURS else None) for name in names]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    bench = Bench(
+        'edge-mlp', __doc__, argv,
+        layers=_harness.names('layer', tuple(KINDS), tuple(KINDS)),
+        precisions=_harness.names('precision', PRECISIONS, PRECISIONS),
+        widths=Option({'quick': (16,), 'cuda': (64, 128), 'cpu': (64,)}, _harness.integers),
+        nodes=Option({'quick': 200, 'cuda': 100_000, 'cpu': 10_000}, int),
+        edges=Option({'quick': 3_000, 'cuda': 1_500_000, 'cpu': 150_000}, int),
+        hub=Option({'quick': 100, 'cuda': 0, 'cpu': 0}, int, 'edges that end at one node'),
+        eager_only=Option(False), notes=[
+            'A step is forward and backward, wall time with Python. Ours: pyg_fast.accelerate of '
+            "the same layer, compared with PyG's in float64. SchNet: a fifth of the nodes, 1 / "
+            '1.875 of the edges; mesh: 1 / 2.5 of the edges.'])
+    before = torch.get_float32_matmul_precision()
+    for precision in bench.args.precisions:
+        for name in bench.args.layers:
+            for width in bench.args.widths:
+                torch.set_float32_matmul_precision('high' if precision == 'high' else 'highest')
+                case = Case(KINDS[name], width, precision, bench)
+                bench.measure(
+                    f'A step, {precision}', name, width, case.contenders(bench.args.eager_only),
+                    label='channels', memory=True, pairs=[(PLAIN, PYG)])
+    torch.set_float32_matmul_precision(before)
+    bench.finish()
+
+
+if __name__ == '__main__':
+    main()
