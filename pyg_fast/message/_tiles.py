@@ -99,6 +99,10 @@ def _is_matrix(program: Program, at: int) -> bool:
     )
 
 
+def _is_matrix_shape(shape: tuple[int, ...]) -> bool:
+    return sum(n > 1 for n in shape) > 1
+
+
 def _block(size: int) -> int:
     return 1 if size == 1 else max(_MIN_BLOCK, next_power_of_two(size))
 
@@ -203,10 +207,15 @@ class _Tiles:
     def value(self, at: int) -> _Value:
         """The block of a value, computed once."""
         for each in self.program.reachable([at], self.values):
-            op, args, _, shape, _ = self.program[each]
-            is_weight = op in ('load', 'permute') and len([n for n in shape if n > 1]) > 1
-            if each not in self.values and not (is_weight and each != at):
+            op, _, _, shape, _ = self.program[each]
+            # Those of two dimensions are parameters of products, which these read.
+            if op not in ('load', 'permute') or not _is_matrix_shape(shape):
                 self.values[each] = self._compute(each)
+        return self._block_of(at)
+
+    def _block_of(self, at: int) -> _Value:
+        if at not in self.values:
+            raise Refused(f'a parameter of shape {self.program[at].shape} around a matrix product')
         return self.values[at]
 
     def _emit(self, text: str, width: int, in_loop: bool) -> _Value:
@@ -217,7 +226,7 @@ class _Tiles:
     def _compute(self, at: int) -> _Value:
         op, args, attrs, shape, dtype = self.program[at]
         size = math.prod(shape)
-        if len([n for n in shape if n > 1]) > 1:
+        if _is_matrix_shape(shape):
             raise Refused(f'values of shape {shape} around a matrix product')
         if size > _MAX_WIDTH:
             raise Refused(f'{size} channels around a matrix product')
@@ -230,15 +239,15 @@ class _Tiles:
         if op in ('sum', 'amax', 'amin'):
             return self._reduction(at)
         if op in ('view', 'expand', 'permute', 'detach'):
-            return self.values[args[0]]
+            return self._block_of(args[0])
         if op == 'cast':
-            inner = self.values[args[0]]
+            inner = self._block_of(args[0])
             if is_float(dtype) and not is_float(self.program[args[0]].dtype):
                 return self._emit(f'{inner.name}.to(tl.float32)', inner.width, inner.in_loop)
             return inner
         if op not in CALLS:
             raise Refused(f'{op} around a matrix product')
-        blocks = [self.values[arg] for arg in args]
+        blocks = [self._block_of(arg) for arg in args]
         if op == 'pow' and self.program[args[1]].op == 'const':
             exponent = number(self.program[args[1]])
             if exponent in POWERS:
@@ -291,7 +300,7 @@ class _Tiles:
 
     def _reduction(self, at: int) -> _Value:
         op, args, _, shape, _ = self.program[at]
-        block, size = self.values[args[0]], math.prod(self.program[args[0]].shape)
+        block, size = self._block_of(args[0]), math.prod(self.program[args[0]].shape)
         if math.prod(shape) == size:
             return block
         if block.width == 1:
@@ -314,7 +323,7 @@ class _Tiles:
         """The values of a tile times a parameter."""
         _, (x, weight), _, _, dtype = self.program[at]
         inner, outer = self.program[weight].shape
-        block = self.values[x]
+        block = self._block_of(x)
         if not block.in_loop:
             raise Refused('a matrix product of parameters')
         if inner == 1 or outer == 1:
