@@ -289,7 +289,9 @@ class Passes:
         if self.map_gradients is not None:
             with suppress(Refused):
                 passes = self._tile_passes(needs, *self.map_gradients)
-        return Backward((), tuple(passes), any(each.pass_.row_role == 'src' for each in passes))
+        pairs = zip(self.plan.inputs, needs, strict=True)
+        # Also where blocks compute these: tiles may, once a kept value turns out to be unused.
+        return Backward((), tuple(passes), any(one.role == 'src' and need for one, need in pairs))
 
     @property
     def map_gradients(self) -> MapGradients | None:

@@ -375,6 +375,10 @@ def _push_map(p: Program, x: int, weight: int) -> int:
         return out  # type: ignore[return-value]
     if value.op in ('add', 'sub'):
         parts = [_push_map(p, p.expand(arg, value.shape), weight) for arg in args]
+        terms = [term for part in parts for term in _terms_of(p, part)]
+        of_ends = any(p.dependence(term) in (PARAM, SRC, DST) for term in terms)
+        if not of_ends and any(p[term].op == 'mm' and p[term].attrs for term in terms):
+            return _map_in_place(p, x, weight)  # One map of the sum, and not one of each term.
         return p.pointwise(value.op, *parts)
     if value.op == 'neg':
         return p.pointwise('neg', _push_map(p, args[0], weight))
@@ -396,6 +400,13 @@ def _push_map(p: Program, x: int, weight: int) -> int:
     if value.op in ('view', 'slice') and _same_last(p, x):
         return _push_map_through_part(p, x, weight)
     return _map_in_place(p, x, weight)
+
+
+def _terms_of(p: Program, x: int) -> list[int]:
+    """The terms of a sum."""
+    if p[x].op in ('add', 'sub', 'neg'):
+        return [term for arg in p[x].args for term in _terms_of(p, arg)]
+    return [x]
 
 
 def _same_last(p: Program, x: int) -> bool:

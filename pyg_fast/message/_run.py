@@ -15,7 +15,7 @@ from ..ops.head_map import head_map
 from ..ops.product import product
 from ..sparse.graph import Graph, ends_of
 from ..sparse.operator import SparseOperator
-from . import _blocks
+from . import _blocks, _tiles_cuda
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
 from ._fallback import BySize
@@ -23,7 +23,6 @@ from ._gradients import cotangents_of
 from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows, wrap_rows
 from ._passes import Backward, Pass, Passes
 from ._plan import Output, Plan, WeightedSum, kernel_reduces
-from ._tiles_cuda import MAX_EDGES, run_pass_tiles
 
 # The results of a pass, and for each the second one of kinds that have two (else None).
 Results: TypeAlias = tuple[list[Tensor], list[Tensor | None]]
@@ -33,9 +32,9 @@ def run_pass(
     pass_: Pass, graph: Graph, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
 ) -> Results:
     """Runs a pass on blocks, on a GPU or on a CPU."""
-    if pass_.in_tiles and graph.num_edges <= MAX_EDGES:
+    if pass_.in_tiles and _tiles_cuda.takes(graph):
         with on_device(graph.col.device):
-            return run_pass_tiles(pass_, graph, inputs)
+            return _tiles_cuda.run_pass_tiles(pass_, graph, inputs)
     if pass_.in_blocks or pass_.in_tiles:
         return _blocks.reduce_blocks(
             pass_.program, pass_.outs, graph, _with_seed(inputs, seed), acc
@@ -217,7 +216,7 @@ def compute_gradients(
 
 def _has_tiles(backward: Backward, graph: Graph) -> bool:
     """Whether tiles compute the gradients of a plan that they run."""
-    return bool(backward.passes) and graph.num_edges <= MAX_EDGES
+    return bool(backward.passes) and _tiles_cuda.takes(graph)
 
 
 def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ _MAX_WIDTH, _MAX_GRADIENTS = 256, 2**14 + 2**11
 # all that have products of bfloat16.
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 # Edges of a tile; the rows whose sums a product computes at once; the widest values of float32.
-_EDGES, _ROWS, _MAX_FLOAT32 = 64, 16, 64
+EDGES, _ROWS, _MAX_FLOAT32 = 64, 16, 64
 _HALF = ('float16', 'bfloat16')
 
 
@@ -48,7 +48,7 @@ class _Value(NamedTuple):
 
 def check_tiles(program: Program, outs: Sequence[Out]) -> None:
     """Raises :class:`Refused` if tiles cannot compute a pass."""
-    tiles = _Tiles(program, outs, _EDGES, 'float32')
+    tiles = _Tiles(program, outs, EDGES, 'float32')
     tiles.text()
     if not tiles._is_half() and _widest(program, outs) > _MAX_FLOAT32:
         raise Refused('wide products of float32, of which the registers hold no tile')
@@ -65,12 +65,12 @@ def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> Til
     Raises:
         Refused: If tiles cannot compute it.
     """
-    tiles = _Tiles(program, outs, _EDGES, precision)
+    tiles = _Tiles(program, outs, EDGES, precision)
     text = tiles.text()
     is_wide = _widest(program, outs) > _MAX_FLOAT32
     several = 1 if is_wide else 2 if tiles.totals or len(outs) > 1 else 3
     return TileSource(
-        text, 'message_tiles', tuple(tiles.loads), _EDGES, 8 if is_wide else 4, several
+        text, 'message_tiles', tuple(tiles.loads), EDGES, 8 if is_wide else 4, several
     )
 
 
@@ -118,6 +118,7 @@ class _Tiles:
     loads: dict[Load, str] = field(default_factory=dict)
     values: dict[int, _Value] = field(default_factory=dict)
     matrices: dict[int, str] = field(default_factory=dict)
+    ways: set[tuple[int, bool]] = field(default_factory=set)  # matrices, and whether transposed
     thirds: dict[str, list[str]] = field(default_factory=dict)  # by the code of a block
     widths: dict[int, None] = field(default_factory=dict)  # of rows of numbers
     first: list[str] = field(default_factory=list)  # before the loop over tiles
@@ -156,10 +157,10 @@ class _Tiles:
         ])
 
     def _shared_bytes(self) -> int:
-        """A bound of the shared memory: parameters, three times in bfloat16 or once, and the values
-        of a tile on the way to a product, three times."""
+        """A bound of the shared memory: parameters, three times in bfloat16 or once, also those
+        transposed, and the values of a tile on the way to a product, three times."""
         each = 2 if self._is_half() else 6
-        matrices = sum(math.prod(map(_block, self.program[at].shape)) for at in self.matrices)
+        matrices = sum(math.prod(map(_block, self.program[at].shape)) for at, _ in self.ways)
         widest = _block(_widest(self.program, self.outs))
         return each * matrices + 3 * 4 * self.edges * widest
 
@@ -301,6 +302,8 @@ class _Tiles:
     def _reduction(self, at: int) -> _Value:
         op, args, _, shape, _ = self.program[at]
         block, size = self._block_of(args[0]), math.prod(self.program[args[0]].shape)
+        if not is_float(self.program[args[0]].dtype):
+            raise Refused(f'{op} of {self.program[args[0]].dtype} around a matrix product')
         if math.prod(shape) == size:
             return block
         if block.width == 1:
@@ -323,6 +326,8 @@ class _Tiles:
         """The values of a tile times a parameter."""
         _, (x, weight), _, _, dtype = self.program[at]
         inner, outer = self.program[weight].shape
+        if math.prod(self.program[x].shape) != inner:
+            raise Refused('a linear map of several rows of an edge')
         block = self._block_of(x)
         if not block.in_loop:
             raise Refused('a matrix product of parameters')
@@ -333,6 +338,8 @@ class _Tiles:
             text = f'({self._masked(block, inner)}) * {row.name}'
             return self._emit(sum_text(text, 1), 1, True)
         name = self._matrix(weight)
+        is_transposed = self.program[weight].op == 'permute'
+        self.ways.add((self.program[weight].args[0] if is_transposed else weight, is_transposed))
         text = self._full(block, inner)
         if dtype not in _HALF and self.precision == 'float32':
             parts = ', '.join([*self._split(text), *self._thirds_of_matrix(weight)])
@@ -444,6 +451,7 @@ class _Tiles:
         each row are added up by themselves."""
         columns, mask = self._columns(size)
         width = max(_MIN_BLOCK, _block(size))
+        block = self._emit(self._masked(block, size), block.width, True)
         self.lines.append(f'values{k} = {self._of_edges(block, width)}')
         parts = ', '.join(self._split(f'values{k}'))
         alone = f'tl.where((rank == first + n)[:, None], values{k}, 0.0)'

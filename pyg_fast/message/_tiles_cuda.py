@@ -10,13 +10,19 @@ from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
 from ._ir import NODES, Inputs
-from ._tiles import TileSource, combine_text, plan_text
+from ._tiles import EDGES, TileSource, combine_text, plan_text
 
 if TYPE_CHECKING:
     from ._passes import Pass
 
-# Kernels count edges in int32.
-MAX_EDGES = 2**31 - 2**16
+# Kernels count edges in int32, and the parts of rows behind the rows.
+_MAX_EDGES, _MAX_PLACES = 2**31 - 2**16, 2**31 - 2
+
+
+def takes(graph: Graph) -> bool:
+    """Whether tiles may run on a graph: other ones run over blocks of edges."""
+    places = graph.num_dst + 2 * (graph.num_edges // EDGES + 1)
+    return graph.col.is_cuda and graph.num_edges <= _MAX_EDGES and places <= _MAX_PLACES
 
 
 def run_pass_tiles(
@@ -96,9 +102,15 @@ def matmul_precision(pass_: 'Pass') -> str:
     compares = any(out.kind in ('max', 'min') for out in pass_.outs) or any(
         value.op == 'load' and value.attrs[0] == 'picked' for value in pass_.program.values
     )
-    if compares or torch.get_float32_matmul_precision() == 'highest':
-        return 'float32'
-    return 'tf32'
+    return 'tf32' if not compares and _may_round() else 'float32'
+
+
+def _may_round() -> bool:
+    """Whether torch rounds products of float32 to TF32."""
+    try:
+        return torch.get_float32_matmul_precision() != 'highest'
+    except RuntimeError:  # Newer settings are in use.
+        return torch.backends.cuda.matmul.fp32_precision == 'tf32'
 
 
 class _Buffers(NamedTuple):

@@ -19,7 +19,7 @@ from torch_geometric.utils import scatter
 import pyg_fast
 from tests._report import plan_of, runs_in_blocks
 from tests.message._by_numpy import by_numpy
-from tests.message._parts import divide_rows
+from tests.message._parts import _tiles, divide_rows
 
 N, E = 50, 400
 KERNEL = 'over tiles of edges'
@@ -322,3 +322,93 @@ def test_compiled(aggr: str, x: Tensor, device: torch.device) -> None:
     args = as_type([x, edges()], torch.float32, device)
     for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+class Own(MessagePassing):
+    """A message that a function writes, of a hidden value of each edge."""
+
+    def __init__(self, write: Callable[['Own', Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(aggr='add')
+        self.first, self.second = nn.Linear(32, 12), nn.Linear(12, 12)
+        self.one, self.matrix = nn.Linear(1, 1), nn.Parameter(torch.randn(3, 4))
+        self.write = write
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        hidden = F.silu(self.first(torch.cat([x_i, x_j], -1)))
+        return self.write(self, hidden, F.silu(self.second(hidden)), x_j)
+
+
+# What an adversary wrote; where tiles refuse, blocks or PyG's code run.
+HOSTILE = {
+    'a map of one number of several': lambda own, h, f, x_j: own.one(
+        f.unsqueeze(-1)).squeeze(-1).softmax(-1),
+    'a matrix as a vector': lambda own, h, f, x_j: f * own.matrix.view(-1),
+    'a matrix, transposed, as a vector': lambda own, h, f, x_j: f * own.matrix.t().reshape(-1),
+    'a sum of booleans': lambda own, h, f, x_j: f * (h > 0).sum(-1, keepdim=True),
+    'a weight read twice': lambda own, h, f, x_j: F.silu(own.second(f)),
+    'a residual sum': lambda own, h, f, x_j: F.silu(own.second(h + f.detach())) + h,
+    'infinite in padded columns': lambda own, h, f, x_j: (f.abs() + 1).log() * f,
+}
+
+
+@pytest.mark.parametrize('name', HOSTILE)
+def test_hostile_messages(name: str, x: Tensor, device: torch.device) -> None:
+    torch.manual_seed(1)
+    layer = Own(HOSTILE[name]).to(device)
+    args = as_type([x, edges()], torch.float32, device)
+    wide = as_type(args, torch.float64, device)
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    with on_tiles(device):
+        out = ours(*args)
+        out.square().sum().backward()
+    exact = copy.deepcopy(layer).double()
+    expected = exact(*wide)
+    expected.square().sum().backward()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+    for mine, right in zip(ours.parameters(), exact.parameters(), strict=True):
+        if right.grad is not None:
+            scale = float(right.grad.abs().max())
+            torch.testing.assert_close(
+                mine.grad.double(), right.grad, rtol=1e-3, atol=2e-5 * scale + 1e-4)
+
+
+def test_kept_value_that_reads_a_weight_again(x: Tensor, device: torch.device) -> None:
+    """Unused, its gradient is left out, and tiles compute the others."""
+    class Kept(Own):
+        def message(self, x_j: Tensor) -> Tensor:
+            hidden = F.silu(self.second(x_j[:, :12]).square())
+            self.kept = F.silu(self.second(hidden))
+            return F.silu(self.second(hidden)) * x_j[:, :12]
+
+    torch.manual_seed(1)
+    layer = Kept(HOSTILE['a residual sum']).to(device)
+    args = as_type([x, edges()], torch.float32, device)
+    args[0].requires_grad_()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    with on_tiles(device):
+        (found,) = torch.autograd.grad(ours(*args).sum(), args[0])
+    (expected,) = torch.autograd.grad(layer(*args).sum(), args[0])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_newer_settings_of_precision(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixed() -> str:
+        raise RuntimeError('PyTorch is checking whether allow_tf32 is enabled')
+
+    monkeypatch.setattr(torch, 'get_float32_matmul_precision', mixed)
+    layer = pyg_fast.accelerate(Two(16, 24, 20))
+    with by_numpy(divide_rows) as names:
+        layer(x, edges())
+    assert 'message_tiles' in names
+
+
+def test_bound_of_shared_memory(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with little shared memory blocks run."""
+    monkeypatch.setattr(_tiles, 'shared_memory', lambda: 2**14)
+    layer = pyg_fast.accelerate(Two(16, 24, 20))
+    with by_numpy(divide_rows):
+        layer(x, edges())
+    assert 'runs over blocks of' in plan_of(layer)
