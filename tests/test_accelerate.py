@@ -414,7 +414,8 @@ class Told(MessagePassing):
     [
         ('print', 'message calls print', 'print(x_i.shape)', 'print in forward'),
         ('value', 'reads a value of a tensor', "if self.how == 'value'", 'torch.where'),
-        ('norm', 'message writes into its input', 'return self.norm(x_j)', 'in forward or update'),
+        ('norm', 'batch normalization in training mixes edges', 'return self.norm(x_j)',
+         'in forward or update'),
         ('number', 'a number that changes: self.count', 'return x_j[:, :4]', 'a tensor in place'),
     ],
 )

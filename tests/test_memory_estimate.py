@@ -100,7 +100,7 @@ def test_counts_what_is_there(device: torch.device, checkpoint: bool, edges: int
     assert before.parameters == before.gradients == 4 * sum(p.numel() for p in net.parameters())
     assert before.optimizer == 2 * before.parameters
     assert memory_estimate(net, data, optimizer_states=0).optimizer == 0
-    assert before.other == N * 8 + N  # labels and mask
+    assert before.other == N * 8 + N + 8 * data.e_perm.numel()  # labels, mask, and the last
     assert before.paths >= sum(path.num_bytes for path in data.execution_paths[:1])
     assert before.total == sum(before[:7]) + sum(before.activations) + before.temporaries
     step_bytes(net, data)

@@ -23,7 +23,7 @@ from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
 from ._rows import ACROSS_EDGES, Reduced, RowPart, split_rows
-from ._trace import Like, run_on_fakes, trace
+from ._trace import Like, last_place, run_on_fakes, trace
 
 if TYPE_CHECKING:
     from ._passes import Passes
@@ -199,7 +199,10 @@ def check_functions(graph: GraphModule) -> None:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
         if target in _BATCH_NORMS and True in (node.kwargs.get('training'), *node.args[5:6]):
-            raise Refused('batch normalization in training mixes edges: LayerNorm does not')
+            raise Refused(
+                'batch normalization in training mixes edges: LayerNorm does not'
+                + last_place(node.stack_trace or '')
+            )
         if name == 'detach' or _method(node) == 'detach' or target in _MODES:
             continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)

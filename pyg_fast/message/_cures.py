@@ -24,8 +24,8 @@ _CURES = [
     (r'return_attention_weights', 'a call without return_attention_weights'),
     (r'explain', 'explain = False, once the model is explained'),
     (r'hooks', 'no hooks while it trains'),
-    (r'BatchNorm|writes? into', 'the norm or the write in forward or update, after propagate; in '
-     'message new tensors, out of place'),
+    (r'BatchNorm|batch normalization|writes? into', 'the norm or the write in forward or update, '
+     'after propagate; in message new tensors, out of place'),
     (r'overrid|patched|replaced|observed', "PyG's own methods: changes belong into message"),
     (r'aggregation is listed|Aggregation has no|aggr=|semi_grad|clamp_min', _AGGRS),
     (r'node_dim=', 'node_dim=-2, its default'),

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -76,6 +77,8 @@ def _on_fakes(inputs: Sequence[Like | float]) -> Iterator[list[Tensor | float]]:
         raise Refused(f'{type(error).__name__}: {one_line(error)}') from error
 
 
+_OF_TORCH = str(Path(torch.__file__).parent)
+
 # Errors of Dynamo in the user's terms.
 _TERMS = (
     (r'Failed to trace builtin operator.*?builtin operator `(\w+)`',
@@ -93,14 +96,21 @@ def one_line(error: Exception) -> str:
         if found := re.search(pattern, str(error), re.DOTALL):
             text = found.expand(terms)
             break
-    places = [line for line in lines if line.startswith('File "')]
-    if not places or 'File "' in text:
-        return text
+    return text if 'File "' in text else text + last_place(str(error))
+
+
+def last_place(trace: str) -> str:
+    """The last place in the user's code of a stack trace, such as ' (File "a.py", line 3, in f:
+    x)'; '' if it has none."""
+    lines = [line.strip() for line in trace.splitlines()]
+    places = [line for line in lines if line.startswith('File "') and _OF_TORCH not in line]
+    if not places:
+        return ''
     place = re.match(r'(File "(.+)", line (\d+), in \w+)', places[-1])
     if place is None:
-        return f'{text} ({places[-1]})'
+        return f' ({places[-1]})'
     code = linecache.getline(place[2], int(place[3])).strip()
-    return f'{text} ({place[1]}: {code})' if code else f'{text} ({place[1]})'
+    return f' ({place[1]}: {code})' if code else f' ({place[1]})'
 
 
 def describe_error(error: Exception) -> str:
