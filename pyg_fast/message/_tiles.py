@@ -18,7 +18,7 @@ from ._values import CALLS, POWERS, ROUNDED_ADD, next_power_of_two, sum_text
 _MIN_BLOCK = 16
 # The widest values, and what a program holds of gradients of parameters, in numbers: more does not
 # fit into registers.
-_MAX_WIDTH, _MAX_GRADIENTS = 256, 2**14 + 2**11
+_MAX_WIDTH, _MAX_GRADIENTS = 128, 2**14 + 2**11
 # The shared memory of a program of compute capability 9.0, where there is no GPU, and the least of
 # all that have products of bfloat16.
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
