@@ -77,11 +77,13 @@ def check(
     assert KERNEL in plan_of(ours), plan_of(ours)
     assert 'message_tiles' in names
     assert not runs_in_blocks(ours)
+    largest = max(float(each.abs().max()) for each in expected if each.numel())
     rounded = results(copy.deepcopy(layer).to(device, dtype), as_type(args, dtype, device))
     for ours_, theirs_, pygs in zip(found, expected, rounded, strict=True):
         assert ours_.dtype == dtype
-        # Where terms cancel, PyG's error in the same dtype is large, too.
+        # Where terms cancel, what is left of the largest numbers is rounding, in PyG, too.
         allowed = 4 * (pygs.double() - theirs_).abs().max() + tolerance * theirs_.abs().max()
+        allowed += tolerance / 20 * largest
         assert (ours_.double() - theirs_).abs().max() <= allowed
 
 
