@@ -40,13 +40,13 @@ class BatchEdgeIndex(EdgeIndex):
         out._indptr = rowptr
         return out
 
-    @staticmethod
+    @classmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: object, outer_size: object, outer_stride: object
+        cls, inner: dict[str, Tensor], context: object, outer_size: object, outer_stride: object
     ) -> EdgeIndex:
         if set(inner) != {'_data', '_indptr'}:
             return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)
-        return BatchEdgeIndex.of(inner['_data'], inner['_indptr'])
+        return cls.of(inner['_data'], inner['_indptr'])
 
     def __repr__(self) -> str:
         if type(self._data) is not Tensor:  # Compilers log it; a fake tensor has no numbers.
@@ -77,14 +77,6 @@ class BatchEdgeIndex(EdgeIndex):
 class DisjointEdgeIndex(BatchEdgeIndex):
     r"""The edges of a batch of graphs, which PyG's :meth:`batch[i]` cuts into those of one graph: a
     part is a plain tensor, since the size of the batch is not that of a graph."""
-
-    @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: object, outer_size: object, outer_stride: object
-    ) -> EdgeIndex:
-        if set(inner) != {'_data', '_indptr'}:
-            return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)
-        return DisjointEdgeIndex.of(inner['_data'], inner['_indptr'])
 
     @classmethod
     def __torch_dispatch__(

@@ -110,13 +110,8 @@ class _Derivation:
         """The function that is traced."""
         values = dict(zip([*self.loads.values(), *self.constants], args, strict=False))
         given = args[len(values) : len(values) + len(self.cotangents)]
-        grads = []
-        for at in self.outputs:
-            parts = [
-                torch.ones_like(grad) if kind == 'ones' else grad
-                for (_, _, of), grad in zip(self.cotangents, given, strict=True) if of == at
-            ]  # fmt: skip
-            grads.append(sum(parts[1:], parts[0]))
+        parts = [torch.ones_like(grad) if kind == 'ones' else grad for grad in given]
+        grads = sum_cotangents(self.cotangents, parts, self.outputs)
         outputs = list(self.outputs)
         if kind == 'gradients':  # What the sum in a softmax adds to the gradients of scores.
             outputs += self.plan.softmaxes
@@ -177,6 +172,17 @@ def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
     return out
 
 
+def sum_cotangents(
+    cotangents: Sequence[tuple[str, int, int]], grads: Sequence[Tensor], outputs: Sequence[int]
+) -> list[Tensor]:
+    """The gradient of each output, of all its reductions."""
+    out = []
+    for at in outputs:
+        parts = [grad for (_, _, of), grad in zip(cotangents, grads, strict=True) if of == at]
+        out.append(sum(parts[1:], parts[0]))
+    return out
+
+
 def _is_local(p: Program, output: int) -> bool:
     """Whether the derivative by an input of the destination, of the result's size, is a factor of
     each edge: no number of the result mixes several numbers of that input."""
@@ -231,4 +237,5 @@ def _is_multiple(message: Program, output: int, softmax: int) -> bool:
 
 
 def example(shape: tuple[int, ...], dtype: str) -> Like:
+    """Values of edges that a derivative is traced with."""
     return Like((EDGES[0], *shape), getattr(torch, dtype))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._gradients import cotangents_of, differentiate, example
+from ._gradients import cotangents_of, differentiate, example, sum_cotangents
 from ._ir import DST_ROLES, EDGE, Program, Refused, is_float
 from ._parse import EDGES, Parser
 from ._plan import Plan
@@ -131,12 +131,7 @@ def _derive_between(
     """The derivatives at `wanted`, for gradients `given` of results and `backs` of the inputs of
     maps."""
     outputs = list(dict.fromkeys(output.at for output in p.outputs))
-    grads = []
-    for at in outputs:
-        parts = [
-            grad for (_, _, of), grad in zip(cotangents_of(p), given, strict=True) if of == at
-        ]
-        grads.append(sum(parts[1:], parts[0]))
+    grads = sum_cotangents(cotangents_of(p), given, outputs)
     leaves, derivatives = differentiate(
         p.message, values, wanted, [*outputs, *(each.x for each in maps)], [*grads, *backs],
         torch.float32,

@@ -79,6 +79,17 @@ class Pass:
             [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
         )  # fmt: skip
 
+    @property
+    def compares(self) -> bool:
+        """Whether a maximum or minimum compares its values, or chose the edges."""
+        return self._compares()
+
+    @_memoize
+    def _compares(self) -> bool:
+        return any(out.kind in ('max', 'min') for out in self.outs) or any(
+            value.op == 'load' and value.attrs[0] == 'picked' for value in self.program.values
+        )
+
     @_memoize
     def tiles(self, precision: str) -> TileSource:
         """The Triton kernel over tiles of edges. Raises :class:`Refused`."""

@@ -31,9 +31,7 @@ class TileSource(NamedTuple):
     """A generated kernel over tiles of edges."""
 
     text: str
-    name: str
     loads: tuple[Load, ...]  # the inputs, in the order of the parameters
-    edges: int  # of a tile
     warps: int
     per_processor: int  # programs
 
@@ -48,7 +46,7 @@ class _Value(NamedTuple):
 
 def check_tiles(program: Program, outs: Sequence[Out]) -> None:
     """Raises :class:`Refused` if tiles cannot compute a pass."""
-    tiles = _Tiles(program, outs, EDGES, 'float32')
+    tiles = _Tiles(program, outs, 'float32')
     tiles.text()
     if not tiles._is_half() and _widest(program, outs) > _MAX_FLOAT32:
         raise Refused('wide products of float32, of which the registers hold no tile')
@@ -65,13 +63,11 @@ def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> Til
     Raises:
         Refused: If tiles cannot compute it.
     """
-    tiles = _Tiles(program, outs, EDGES, precision)
+    tiles = _Tiles(program, outs, precision)
     text = tiles.text()
     is_wide = _widest(program, outs) > _MAX_FLOAT32
     several = 1 if is_wide else 2 if tiles.totals or len(outs) > 1 else 3
-    return TileSource(
-        text, 'message_tiles', tuple(tiles.loads), EDGES, 8 if is_wide else 4, several
-    )
+    return TileSource(text, tuple(tiles.loads), 8 if is_wide else 4, several)
 
 
 @lru_cache
@@ -113,7 +109,6 @@ class _Tiles:
 
     program: Program
     outs: Sequence[Out]
-    edges: int
     precision: str
     loads: dict[Load, str] = field(default_factory=dict)
     values: dict[int, _Value] = field(default_factory=dict)
@@ -133,7 +128,7 @@ class _Tiles:
         if self._shared_bytes() > shared_memory() or self.totals > _MAX_GRADIENTS:
             raise Refused('matrices that do not fit into shared memory or registers')
         body = [
-            'pid = tl.program_id(0)', f'i = tl.arange(0, {self.edges})',
+            'pid = tl.program_id(0)', f'i = tl.arange(0, {EDGES})',
             *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths), *self.first,
             # One stage: buffers for more tiles would take the memory of a second program.
             'for t in tl.range(pid, num_tiles, num_programs, num_stages=1):',
@@ -151,7 +146,7 @@ class _Tiles:
               if role in NODES),
         ]  # fmt: skip
         return '\n'.join([
-            ROUNDED_ADD.rstrip(), '', '', _functions(self.edges),
+            ROUNDED_ADD.rstrip(), '', '', _FUNCTIONS,
             f'@triton.jit(do_not_specialize={numbers})',
             f'def message_tiles({", ".join(parameters)}):', *('    ' + line for line in body), '',
         ])
@@ -162,15 +157,15 @@ class _Tiles:
         each = 2 if self._is_half() else 6
         matrices = sum(math.prod(map(_block, self.program[at].shape)) for at, _ in self.ways)
         widest = _block(_widest(self.program, self.outs))
-        return each * matrices + 3 * 4 * self.edges * widest
+        return each * matrices + 3 * 4 * EDGES * widest
 
     def _is_half(self) -> bool:
         return {value.dtype for value in self.program.values if value.op == 'mm'}.issubset(_HALF)
 
     def _edges(self) -> list[str]:
-        """The edges of a tile, and the row of each; :func:`plan_text` has the rest."""
+        """The edges of a tile, and the row of each; :data:`PLAN` has the rest."""
         lines = [
-            f'e = t * {self.edges} + i',
+            f'e = t * {EDGES} + i',
             'inside = e < num_edges',
             'row = tl.load(row_of + e, inside, num_rows)',
             'm = row < num_rows',
@@ -188,18 +183,18 @@ class _Tiles:
             lines.append('rank = tl.load(rank_of + e, inside, -1)')
         if kinds & {'sum', 'mean'}:
             lines += [
-                f'last = tl.minimum((t + 1) * {self.edges}, num_edges) - 1',
+                f'last = tl.minimum((t + 1) * {EDGES}, num_edges) - 1',
                 'num_ranks = tl.load(rank_of + last) + 1',
             ]
         if kinds & {'max', 'min'}:  # Where the numbers of a row end in the tile.
             lines += [
                 'next_rank = tl.load(rank_of + (e + 1), e + 1 < num_edges, -1)',
-                f'ends = m & ((rank != next_rank) | (i == {self.edges - 1}))',
-                f'place = tl.load(place_of + (t * {self.edges} + tl.maximum(rank, 0)), ends, -1)',
+                f'ends = m & ((rank != next_rank) | (i == {EDGES - 1}))',
+                f'place = tl.load(place_of + (t * {EDGES} + tl.maximum(rank, 0)), ends, -1)',
                 'ends_row = ((place >= 0) & (place < num_rows))[:, None]',
                 'ends_part = (place >= num_rows)[:, None]',
                 'end_slot = tl.cast(place - num_rows, OFFSET)[:, None]',
-                f'key = (rank * {self.edges} + i)[:, None]',
+                f'key = (rank * {EDGES} + i)[:, None]',
             ]
         return lines
 
@@ -266,12 +261,12 @@ class _Tiles:
         return self._emit(f'tl.full([1, 1], {text}, tl.float32)', 1, False)
 
     def _columns(self, size: int) -> tuple[str, str]:
-        """The places of the numbers of a row, and the mask of those that exist."""
+        """The places of the numbers of a row, and the mask of those that exist, if not all do."""
         width = _block(size)
         if width == 1:
             return '0', ''
         self.widths[width] = None
-        return f'c{width}', '' if width == size else f' & (c{width} < {size})'
+        return f'c{width}', '' if width == size else f'(c{width} < {size})'
 
     def _load(self, at: int) -> _Value:
         _, _, (role, slot, *gathers), shape, dtype = self.program[at]
@@ -282,18 +277,17 @@ class _Tiles:
         pointer = self._pointer('grad' if role == 'picked' else role, slot)
         convert = '.to(tl.float32)' if is_float(dtype) else ''
         if role == 'param':
-            text = f'tl.load({pointer} + tl.zeros([1, 1], tl.int32) + {columns}, {mask[3:] or None}'
-            return self._emit(f'{text}, 0){convert}' if mask else f'{text}){convert}',
-                              _block(size), False)
+            place = f'{pointer} + tl.zeros([1, 1], tl.int32) + {columns}'
+            return self._emit(_load(place, mask) + convert, _block(size), False)
         row = {'src': 'src', 'edge': 'eid'}.get(role, 'dst')
         step = f'STEP_{pointer}' if role in NODES else size
         place = f'(tl.cast({row}, OFFSET) * {step} + {columns})'
-        text = f'tl.load({pointer} + {place}, m_{mask}, 0){convert}'
-        block = self._emit(text, _block(size), True)
+        mask = _all_of('m_', mask)
+        block = self._emit(_load(f'{pointer} + {place}', mask) + convert, _block(size), True)
         if role != 'picked':
             return block
         chosen = self._pointer('arg', slot)
-        text = f'tl.load({chosen} + {place}, m_{mask}, -1) == eid'
+        text = f'tl.load({chosen} + {place}, {mask}, -1) == eid'
         return self._emit(f'tl.where({text}, {block.name}, 0.0)', _block(size), True)
 
     def _pointer(self, role: str, slot: int | str) -> str:
@@ -318,7 +312,7 @@ class _Tiles:
     def _masked(self, block: _Value, size: int, other: str = '0.0') -> str:
         """A block with `other` in the columns that pad it."""
         _, mask = self._columns(size)
-        return f'tl.where({mask[3:]}, {block.name}, {other})' if mask else block.name
+        return f'tl.where({mask}, {block.name}, {other})' if mask else block.name
 
     # Matrix products.
 
@@ -368,7 +362,7 @@ class _Tiles:
         """A block with all its columns, 0 where they pad it."""
         text = self._masked(block, size)
         if block.width == 1:
-            return f'tl.broadcast_to({text}, [{self.edges}, {_block(size)}])'
+            return f'tl.broadcast_to({text}, [{EDGES}, {_block(size)}])'
         return text
 
     def _dot(self, a: str, b: str, dtype: str) -> str:
@@ -390,10 +384,9 @@ class _Tiles:
             pointer = self._pointer(*self.program[at].attrs)
             name = self.matrices[at] = f'w{len(self.matrices)}'
             down = f'tl.arange(0, {height})[:, None]'
-            masks = ([f'({down} < {rows})'] if height > rows else []) + ([mask[3:]] if mask else [])
-            more = f', {" & ".join(masks)}, 0' if masks else ''
-            self.first.append(f'{name} = tl.load({pointer} + {down} * {columns} + {place}{more})')
-            self.first.append(f'{name} = {name}.to(tl.float32)')
+            mask = _all_of(f'({down} < {rows})' * (height > rows), mask)
+            text = _load(f'{pointer} + {down} * {columns} + {place}', mask)
+            self.first.append(f'{name} = {text}.to(tl.float32)')
         return self.matrices[at]
 
     def _row_of_matrix(self, at: int) -> _Value:
@@ -418,11 +411,11 @@ class _Tiles:
         if out.kind == 'total':
             self._add_total(k, block, size)
             return
-        text = f'{block.name} + tl.zeros([{self.edges}, {_block(size)}], tl.float32)'
+        text = f'{block.name} + tl.zeros([{EDGES}, {_block(size)}], tl.float32)'
         full = self._emit(text, _block(size), True)
         if out.kind == 'edge':
             place = f'(tl.cast(eid, OFFSET) * {size} + {columns})'
-            self.lines.append(_store(f'out{k}', place, full.name, f'm_{mask}'))
+            self.lines.append(_store(f'out{k}', place, full.name, _all_of('m_', mask)))
         elif out.kind in ('sum', 'mean'):
             self._add_sum(k, full, size)
         elif out.kind in ('max', 'min'):
@@ -435,7 +428,7 @@ class _Tiles:
         columns, mask = self._columns(size)
         width = max(_MIN_BLOCK, _block(size))
         self.totals += width
-        ones = f'tl.full([{_ROWS}, {self.edges}], 1.0, tl.float32)'
+        ones = f'tl.full([{_ROWS}, {EDGES}], 1.0, tl.float32)'
         self.first.append(f's{k} = tl.zeros([{_ROWS}, {width}], tl.float32)')
         parts = ', '.join(self._split(self._of_edges(block, width)))
         self.lines.append(f's{k} += selected({ones}, {parts})')
@@ -443,7 +436,7 @@ class _Tiles:
             self.last.append(f's{k} = tl.max(s{k}, axis=1, keep_dims=True)')
         self.last.append(f's{k} = tl.max(s{k}, axis=0, keep_dims=True)')
         place = f'(pid * {size} + {columns}) + tl.zeros([1, 1], tl.int32)'
-        self.last.append(_store(f'out{k}', place, f's{k}', mask[3:] or 'None'))
+        self.last.append(_store(f'out{k}', place, f's{k}', mask))
 
     def _add_sum(self, k: int, block: _Value, size: int) -> None:
         """The sums of each row: a product by the matrix that says which edge is in which row, of
@@ -458,7 +451,7 @@ class _Tiles:
         self.lines += [
             f'for first in range(0, num_ranks, {_ROWS}):',
             f'    ranks = first + tl.arange(0, {_ROWS})',
-            f'    to = tl.load(place_of + (t * {self.edges} + ranks), ranks < num_ranks, -1)',
+            f'    to = tl.load(place_of + (t * {EDGES} + ranks), ranks < num_ranks, -1)',
             f'    sums = selected(ranks[:, None] == rank[None, :], {parts})',
             '    if tl.max(tl.max((sums != sums).to(tl.int32), axis=1), axis=0) > 0:',
             f'        for n in range({_ROWS}):',
@@ -468,10 +461,14 @@ class _Tiles:
             '    is_row = ((to >= 0) & (to < num_rows))[:, None]',
             '    is_part = (to >= num_rows)[:, None]',
             '    to_row = tl.cast(to, OFFSET)[:, None]',
-            '    ' + _store(f'out{k}', f'(to_row * {size} + {columns})', 'sums', f'is_row{mask}'),
             '    to_part = tl.cast(to - num_rows, OFFSET)[:, None]',
-            '    '
-            + _store(f'part{k}', f'(to_part * {size} + {columns})', 'sums', f'is_part{mask}'),
+            *(
+                '    ' + _store(f'{out}{k}', f'({at} * {size} + {columns})', 'sums', both)
+                for out, at, both in (
+                    ('out', 'to_row', _all_of('is_row', mask)),
+                    ('part', 'to_part', _all_of('is_part', mask)),
+                )
+            ),
         ]
 
     def _add_extreme(self, k: int, kind: str, block: _Value, size: int) -> None:
@@ -480,21 +477,22 @@ class _Tiles:
         columns, mask = self._columns(size)
         combine = {'max': 'larger_of_row', 'min': 'smaller_of_row'}[kind]
         value = self._of_edges(block, block.width)
-        keys = f'key + tl.zeros([{self.edges}, {block.width}], tl.int32)'
+        keys = f'key + tl.zeros([{EDGES}, {block.width}], tl.int32)'
         row, part = (f'({place} * {size} + {columns})'
                      for place in ('tl.cast(dst, OFFSET)', 'end_slot'))
+        ends_row, ends_part = _all_of('ends_row', mask), _all_of('ends_part', mask)
         self.lines += [
             f'best, keys = tl.associative_scan(({value}, {keys}), 0, {combine})',
-            f'chosen = t * {self.edges} + (keys & {self.edges - 1})',
-            _store(f'out{k}', row, 'best', f'ends_row{mask}'),
-            _store(f'part{k}', part, 'best', f'ends_part{mask}'),
-            _store(f'arg{k}', row, 'chosen', f'ends_row{mask}'),
-            _store(f'parg{k}', part, 'chosen', f'ends_part{mask}'),
+            f'chosen = t * {EDGES} + (keys & {EDGES - 1})',
+            _store(f'out{k}', row, 'best', ends_row),
+            _store(f'part{k}', part, 'best', ends_part),
+            _store(f'arg{k}', row, 'chosen', ends_row),
+            _store(f'parg{k}', part, 'chosen', ends_part),
         ]
 
     def _of_edges(self, block: _Value, width: int) -> str:
         """A block of that width, 0 where there is no edge."""
-        zeros = f' + tl.zeros([{self.edges}, {width}], tl.float32)'
+        zeros = f' + tl.zeros([{EDGES}, {width}], tl.float32)'
         return f'tl.where(m_, {block.name}, 0.0)' + zeros * (block.width != width)
 
     def _add_outer(self, k: int, out: Out) -> None:
@@ -509,8 +507,7 @@ class _Tiles:
         down = f'tl.arange(0, {height})[:, None]'
         columns, mask = self._columns(shape[1])
         place = f'(pid * {math.prod(shape)} + {down} * {shape[1]} + {columns})'
-        masks = ([f'({down} < {shape[0]})'] if height > shape[0] else []) + (
-            [mask[3:]] if mask else [])
+        mask = _all_of(f'({down} < {shape[0]})' * (height > shape[0]), mask)
         self.first.append(f's{k} = tl.zeros([{height}, {width}], tl.float32)')
         if 1 in (height, width):
             total = sum_text(f'({a}) * ({b})', 0)
@@ -522,18 +519,27 @@ class _Tiles:
             self.lines.append(f's{k} += product({", ".join(parts)})')
         else:
             self.lines.append(f's{k} += {self._dot(f"tl.trans({a})", b, dtype)}')
-        self.last.append(_store(f'out{k}', place, f's{k}', ' & '.join(masks) or 'None'))
+        self.last.append(_store(f'out{k}', place, f's{k}', mask))
+
+
+def _all_of(*masks: str) -> str:
+    """The code of all masks that are not empty."""
+    return ' & '.join(filter(None, masks))
+
+
+def _load(place: str, mask: str) -> str:
+    return f'tl.load({place}, {mask}, 0)' if mask else f'tl.load({place})'
 
 
 def _store(pointer: str, place: str, value: str, mask: str) -> str:
-    return f'tl.store({pointer} + {place}, ({value}).to({pointer}.dtype.element_ty), {mask})'
+    value = f'({value}).to({pointer}.dtype.element_ty)'
+    return f'tl.store({pointer} + {place}, {value}{", " * bool(mask)}{mask})'
 
 
-def _functions(edges: int) -> str:
-    """What the kernels call. A product with the error of float32 is one of sums of three numbers of
-    bfloat16, without the least parts; such a part of what is not finite is 0. The key of a number
-    has its row, then its place in the tile."""
-    return f'''@triton.jit
+# What the kernels call. A product with the error of float32 is one of sums of three numbers of
+# bfloat16, without the least parts; such a part of what is not finite is 0. The key of a number has
+# its row, then its place in the tile.
+_FUNCTIONS = f'''@triton.jit
 def tf32(x):
     bits = x.to(tl.int32, bitcast=True)
     near = ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
@@ -569,29 +575,27 @@ def selected(which, a0, a1, a2):
 
 @triton.jit
 def larger_of_row(v0, k0, v1, k1):
-    keep = ((k0 ^ k1) < {edges}) & ((v0 >= v1) | (v0 != v0))
+    keep = ((k0 ^ k1) < {EDGES}) & ((v0 >= v1) | (v0 != v0))
     return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
 
 
 @triton.jit
 def smaller_of_row(v0, k0, v1, k1):
-    keep = ((k0 ^ k1) < {edges}) & ((v0 <= v1) | (v0 != v0))
+    keep = ((k0 ^ k1) < {EDGES}) & ((v0 <= v1) | (v0 != v0))
     return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
 
 
 '''
 
 
-def plan_text(edges: int) -> str:
-    """The kernel that says for each edge the how-manieth row of its tile it is in (`rank`), and
-    for each row of a tile where its result goes (`place`): to that row, or, counted behind all
-    rows, to one of two parts of the tile, as the row has edges in the tile before (the first part)
-    or behind."""
-    return f'''@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
+# The kernel that says for each edge the how-manieth row of its tile it is in (`rank`), and for each
+# row of a tile where its result goes (`place`): to that row, or, counted behind all rows, to one of
+# two parts of the tile, as the row has edges in the tile before (the first part) or behind.
+PLAN = f'''@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
 def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
     t = tl.program_id(0)
-    i = tl.arange(0, {edges})
-    e = t * {edges} + i
+    i = tl.arange(0, {EDGES})
+    e = t * {EDGES} + i
     inside = e < num_edges
     row = tl.load(row_of + e, inside, num_rows)
     above = tl.load(row_of + (e - 1), inside & (e > 0), -1)
@@ -599,20 +603,21 @@ def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
     starts = (row != above) | (i == 0)
     rank = tl.cumsum(starts.to(tl.int32), 0) - 1
     tl.store(rank_of + e, rank, inside)
-    before = tl.load(row_of + (t * {edges} - 1), t > 0, -1)
+    before = tl.load(row_of + (t * {EDGES} - 1), t > 0, -1)
     is_head = row == before
-    is_tail = (row == below) & (i == {edges - 1})
+    is_tail = (row == below) & (i == {EDGES - 1})
     place = tl.where(row < num_rows, row, -1)
     place = tl.where(is_tail & (row < num_rows), num_rows + 2 * t + 1, place)
     place = tl.where(is_head & (row < num_rows), num_rows + 2 * t, place)
     tl.store(place_of + e, -1 + i * 0)
     tl.debug_barrier()
-    ends = (row != below) | (i == {edges - 1})
-    tl.store(place_of + (t * {edges} + rank), place, ends & inside)
+    ends = (row != below) | (i == {EDGES - 1})
+    tl.store(place_of + (t * {EDGES} + rank), place, ends & inside)
 '''
 
 
-def combine_text(kind: str, edges: int, size: int) -> str:
+@lru_cache
+def combine_text(kind: str, size: int) -> str:
     """The kernel that combines the parts of rows that several tiles have, of one result: a program
     takes the row that begins in its tile and goes on behind that."""
     width, several = next_power_of_two(size), 16
@@ -620,7 +625,7 @@ def combine_text(kind: str, edges: int, size: int) -> str:
     second = ', arg, parg' if has_places else ''
     mask = f'(c < {size})' if width > size else '(c >= 0)'
     lines = [
-        f'last = ((tl.load(rowptr + row + 1) - 1) // {edges}).to(tl.int32)',
+        f'last = ((tl.load(rowptr + row + 1) - 1) // {EDGES}).to(tl.int32)',
         f'c = tl.arange(0, {width})[None, :]',
         f'u = tl.arange(0, {several})[:, None]',
         f'start = tl.cast(2 * t + 1, OFFSET) * {size} + c + u * 0',
@@ -656,11 +661,11 @@ def combine_text(kind: str, edges: int, size: int) -> str:
         ROUNDED_ADD.rstrip(), '', '', f'@triton.jit(do_not_specialize={numbers})',
         f'def combine_tiles(rowptr, row_of, out, part{second}, num_edges, num_rows, '
         'OFFSET: tl.constexpr):', '    t = tl.program_id(0)',
-        f'    if (t + 1) * {edges} < num_edges:',
-        f'        row = tl.load(row_of + ((t + 1) * {edges} - 1))',
+        f'    if (t + 1) * {EDGES} < num_edges:',
+        f'        row = tl.load(row_of + ((t + 1) * {EDGES} - 1))',
         '        begin = tl.load(rowptr + tl.minimum(row, num_rows - 1))',
-        f'        goes_on = tl.load(row_of + (t + 1) * {edges}) == row',
-        f'        if (row < num_rows) & goes_on & (begin >= t * {edges}):',
+        f'        goes_on = tl.load(row_of + (t + 1) * {EDGES}) == row',
+        f'        if (row < num_rows) & goes_on & (begin >= t * {EDGES}):',
         *('            ' + line for line in lines), '',
     ])  # fmt: skip
 

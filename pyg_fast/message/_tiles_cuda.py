@@ -10,7 +10,7 @@ from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
 from ._ir import NODES, Inputs
-from ._tiles import EDGES, TileSource, combine_text, plan_text
+from ._tiles import EDGES, PLAN, TileSource, combine_text
 
 if TYPE_CHECKING:
     from ._passes import Pass
@@ -30,7 +30,7 @@ def run_pass_tiles(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of a pass over destinations, and the chosen edges of maxima and minima."""
     source = pass_.tiles(matmul_precision(pass_))
-    num_tiles = -(-graph.num_edges // source.edges)
+    num_tiles = -(-graph.num_edges // EDGES)
     most = processors(graph.col.device) * source.per_processor
     buffers = _allocate(pass_, graph, num_tiles, max(1, min(num_tiles, most)))
     outs, seconds = buffers.outs, buffers.seconds
@@ -61,17 +61,17 @@ def _launch_tiles(
     row_of = csr_rows(graph.rowptr, 0, graph.num_edges)
     rank_of = place_of = row_of
     if parts:
-        rank_of, place_of = _plan_tiles(graph, row_of, source.edges, num_tiles)
+        rank_of, place_of = _plan_tiles(graph, row_of, num_tiles)
     perm = graph.col if graph.perm is None else graph.perm
     sizes = graph.num_edges, graph.num_dst
     _cuda.launch_kernel(
-        source.text, source.name, source.warps, buffers.num_programs,
+        source.text, 'message_tiles', source.warps, buffers.num_programs,
         [row_of, graph.col, perm, rank_of, place_of, *tensors],
         (*sizes, num_tiles, buffers.num_programs),
         (graph.perm is not None, offset, *[x.stride(0) for x in nodes]),
     )  # fmt: skip
     for k, part in parts.items():
-        text = combine_text(pass_.outs[k].kind, source.edges, math.prod(part.shape[1:]))
+        text = combine_text(pass_.outs[k].kind, math.prod(part.shape[1:]))
         second = [seconds[k], second_parts[k]] if k in seconds else []
         _cuda.launch_kernel(
             text, 'combine_tiles', 1, num_tiles, [graph.rowptr, row_of, outs[k], part, *second],
@@ -79,13 +79,11 @@ def _launch_tiles(
         )  # fmt: skip
 
 
-def _plan_tiles(
-    graph: Graph, row_of: Tensor, edges: int, num_tiles: int
-) -> tuple[Tensor, Tensor]:
-    """What :func:`plan_text` describes."""
-    rank_of, place_of = torch.empty_like(row_of), row_of.new_empty(num_tiles * edges)
+def _plan_tiles(graph: Graph, row_of: Tensor, num_tiles: int) -> tuple[Tensor, Tensor]:
+    """What :data:`PLAN` computes."""
+    rank_of, place_of = torch.empty_like(row_of), row_of.new_empty(num_tiles * EDGES)
     _cuda.launch_kernel(
-        plan_text(edges), 'plan_tiles', 1, num_tiles, [row_of, rank_of, place_of],
+        PLAN, 'plan_tiles', 1, num_tiles, [row_of, rank_of, place_of],
         (graph.num_edges, graph.num_dst), (),
     )  # fmt: skip
     return rank_of, place_of
@@ -99,10 +97,7 @@ def processors(device: torch.device) -> int:
 def matmul_precision(pass_: 'Pass') -> str:
     """How products of float32 are computed, by torch's setting; those that a maximum compares, or
     chose, always as exactly as float32 does."""
-    compares = any(out.kind in ('max', 'min') for out in pass_.outs) or any(
-        value.op == 'load' and value.attrs[0] == 'picked' for value in pass_.program.values
-    )
-    return 'tf32' if not compares and _may_round() else 'float32'
+    return 'tf32' if not pass_.compares and _may_round() else 'float32'
 
 
 def _may_round() -> bool:

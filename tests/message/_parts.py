@@ -9,6 +9,7 @@ from pyg_fast.message import (
     _passes,
     _pieces,
     _plan,
+    _region,
     _run,
     _statistics,
     _tiles,
@@ -19,8 +20,8 @@ from pyg_fast.message import (
 __all__ = [
     'BINARY', 'EDGE', 'FORMS', 'SRC', 'UNARY', 'Form', 'Out', 'Pass', 'Passes', 'Pieces', 'Plan',
     'Program', 'Recipe', 'Schedule', 'Value', '_blocks', '_cuda', '_entry', '_passes', '_pieces',
-    '_run', '_tiles', '_tiles_cuda', 'combine_kernel', 'divide_rows', 'encode', 'is_float',
-    'jit_function', 'run_pass_cpu', 'statistics_blocks', 'statistics_kernel',
+    '_region', '_run', '_tiles', '_tiles_cuda', 'combine_kernel', 'divide_rows', 'encode',
+    'is_float', 'jit_function', 'run_pass_cpu', 'statistics_blocks', 'statistics_kernel',
 ]  # fmt: skip
 
 # Programs of messages, and what divides them into passes.

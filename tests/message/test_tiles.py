@@ -2,6 +2,7 @@
 GPU Triton runs them, else numpy."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Optional
@@ -19,7 +20,7 @@ from torch_geometric.utils import scatter
 import pyg_fast
 from tests._report import plan_of, runs_in_blocks
 from tests.message._by_numpy import by_numpy
-from tests.message._parts import _tiles, divide_rows
+from tests.message._parts import _region, _tiles, divide_rows
 
 N, E = 50, 400
 KERNEL = 'over tiles of edges'
@@ -316,15 +317,23 @@ def test_what_runs_in_blocks(make: Callable[[], nn.Module], x: Tensor) -> None:
 
 
 @pytest.mark.parametrize('aggr', ['add', 'max'])
-def test_compiled(aggr: str, x: Tensor, device: torch.device) -> None:
-    """On a CPU compiled code has none of these kernels."""
-    if device.type != 'cuda':
-        pytest.skip('kernels over tiles run on a GPU')
+def test_compiled(
+    aggr: str, x: Tensor, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan = _region.make_plan
+
+    def plan_on_gpu(captured: Any, reduces: Any) -> Any:
+        return make_plan(dataclasses.replace(captured, on_cuda=True), reduces)
+
+    monkeypatch.setattr(_region, 'make_plan', plan_on_gpu)
     torch.manual_seed(1)
     layer = Two(16, 24, 20, aggr).to(device)
-    ours = torch.compile(pyg_fast.accelerate(copy.deepcopy(layer)), fullgraph=True)
+    ours = pyg_fast.compile(copy.deepcopy(layer), fullgraph=True)
     args = as_type([x, edges()], torch.float32, device)
-    for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
+    with on_tiles(device) as names:
+        found = results(ours, args)
+    assert device.type == 'cuda' or names.count('message_tiles') == 3
+    for mine, theirs in zip(found, results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
 
 
@@ -353,9 +362,11 @@ HOSTILE = {
     'a matrix, transposed, as a vector': lambda own, h, f, x_j: f * own.matrix.t().reshape(-1),
     'a sum of booleans': lambda own, h, f, x_j: f * (h > 0).sum(-1, keepdim=True),
     'a weight read twice': lambda own, h, f, x_j: F.silu(own.second(f)),
-    'a residual sum': lambda own, h, f, x_j: F.silu(own.second(h + f.detach())) + h,
+    'a residual sum': lambda own, h, f, x_j: F.silu(own.second(h + h.tanh())) * h,
     'infinite in padded columns': lambda own, h, f, x_j: (f.abs() + 1).log() * f,
 }
+
+ON_TILES = 'a residual sum', 'infinite in padded columns'
 
 
 @pytest.mark.parametrize('name', HOSTILE)
@@ -365,9 +376,11 @@ def test_hostile_messages(name: str, x: Tensor, device: torch.device) -> None:
     args = as_type([x, edges()], torch.float32, device)
     wide = as_type(args, torch.float64, device)
     ours = pyg_fast.accelerate(copy.deepcopy(layer))
-    with on_tiles(device):
+    with on_tiles(device) as names:
         out = ours(*args)
         out.square().sum().backward()
+    if name in ON_TILES and device.type == 'cpu':  # Forward, and two passes backward.
+        assert names.count('message_tiles') == 3
     exact = copy.deepcopy(layer).double()
     expected = exact(*wide)
     expected.square().sum().backward()
@@ -379,23 +392,26 @@ def test_hostile_messages(name: str, x: Tensor, device: torch.device) -> None:
                 mine.grad.double(), right.grad, rtol=1e-3, atol=2e-5 * scale + 1e-4)
 
 
-def test_kept_value_that_reads_a_weight_again(x: Tensor, device: torch.device) -> None:
-    """Unused, its gradient is left out, and tiles compute the others."""
-    class Kept(Own):
-        def message(self, x_j: Tensor) -> Tensor:
-            hidden = F.silu(self.second(x_j[:, :12]).square())
-            self.kept = F.silu(self.second(hidden))
-            return F.silu(self.second(hidden)) * x_j[:, :12]
+class Kept(MessagePassing):
+    """A value of edges in an attribute that reads a weight again; no part of a node is mapped."""
 
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        hidden = F.silu(self.second(F.silu(self.first(e.tanh()))))
+        self.kept = self.second(hidden.tanh()).tanh()
+        return hidden * x_j
+
+
+def test_kept_value_that_reads_a_weight_again(x: Tensor, device: torch.device) -> None:
+    """Without a gradient of that value, tiles compute the gradients of the rest."""
     torch.manual_seed(1)
-    layer = Kept(HOSTILE['a residual sum']).to(device)
-    args = as_type([x, edges()], torch.float32, device)
-    args[0].requires_grad_()
-    ours = pyg_fast.accelerate(copy.deepcopy(layer))
-    with on_tiles(device):
-        (found,) = torch.autograd.grad(ours(*args).sum(), args[0])
-    (expected,) = torch.autograd.grad(layer(*args).sum(), args[0])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    check(Kept(), [x, edges(), torch.randn(E, 16)], device)
 
 
 def test_newer_settings_of_precision(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
