@@ -22,6 +22,7 @@ from tests._report import plan_of, runs_in_blocks
 from tests.message._by_numpy import by_numpy
 from tests.message._parts import _region, _tiles, divide_rows
 
+pytest.importorskip('triton')
 N, E = 50, 400
 KERNEL = 'over tiles of edges'
 
