@@ -34,7 +34,7 @@ class Attributes(NamedTuple):
 
 def build_batch(
     data: Data | None, custom_cls: Callable[[], Data] | None, graph: Structure, part: Subgraph,
-    attributes: Attributes,
+    attributes: Attributes, write_seeds: Callable[[Data, tuple], None],
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data`, or of a remote backend a new object."""
     out = copy.copy(data) if data is not None else (custom_cls or Data)()
@@ -45,7 +45,8 @@ def build_batch(
     for values in (attributes.nodes, attributes.edges):
         for key, value in values.items():
             out._store[key] = value
-    tensors, late = [t for t in part if isinstance(t, Tensor)], list(attributes.late)
+    tensors = [t for t in (*part, *part.metadata) if isinstance(t, Tensor)]
+    late = list(attributes.late)
     if data is None or graph.layout == 'edge_index':
         tensors += _set_edge_index(out, part, graph.loop_free)
     elif part.n_id.is_cuda and _device_of(data.adj_t) == part.n_id.device:
@@ -55,6 +56,7 @@ def build_batch(
         out.adj_t, parts = _build_adj_t(part, data.adj_t)
         tensors += parts
     _set_sampling(out, part)
+    write_seeds(out, part.metadata)
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
 
@@ -76,9 +78,6 @@ def _set_sampling(out: Data, part: Subgraph) -> None:
     out.batch = part.batch
     out.num_sampled_nodes = part.num_sampled_nodes
     out.num_sampled_edges = part.num_sampled_edges
-    out.input_id = part.input_id
-    out.seed_time = None
-    out.batch_size = part.input_id.size(0)
 
 
 def build_edge_index(part: Subgraph, is_loop_free: bool) -> EdgeIndex:

@@ -1,7 +1,7 @@
 """Makes mini-batches: seeds -> sample and relabel -> features -> batch."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
@@ -16,12 +16,13 @@ from ._batch import build_batch
 from ._columns import Budget
 from ._features import LocalFeatures, shard_features
 from ._fetch import LocalFetcher, RemoteFetcher
+from ._links import LinkInput, LinkSeeds
 from ._options import GraphData, SamplingOptions, StorageOptions
 from ._order import greedy_order
 from ._pipeline import Batches, PendingBatch, run_on
 from ._remote import RemoteFeatures
 from ._sample import sample_batch
-from ._seeds import NodeSeeds, check_positions, mix_seeds
+from ._seeds import NodeInput, NodeSeeds, check_positions, mix_seeds
 from ._stats import Meter
 from ._structure import Structure, structure_of_data, structure_of_store
 from ._subgraph import Subgraph
@@ -35,9 +36,8 @@ class Core:
     """
 
     def __init__(
-        self, data: GraphData, input_nodes: Iterable[int] | Tensor | None,
-        input_id: Tensor | None, sampling: SamplingOptions, storage: StorageOptions, seed: int,
-        custom_cls: Callable[[], Data] | None,
+        self, data: GraphData, seeds: NodeInput | LinkInput, sampling: SamplingOptions,
+        storage: StorageOptions, seed: int, custom_cls: Callable[[], Data] | None,
     ) -> None:  # fmt: skip
         self.given, self.storage = shard_features(data, storage)
         self.data: Data | None = self.given if isinstance(self.given, Data) else None
@@ -51,7 +51,7 @@ class Core:
         self._lock = threading.Lock()
         budget = Budget(self.device, storage.max_device_bytes)
         graph = self._read_graph()
-        self.seeds = NodeSeeds.of(input_nodes, graph.num_nodes, input_id)
+        self.seeds: NodeSeeds | LinkSeeds = seeds.seeds(self.data, graph, self.device)
         on_host = is_cuda and not budget.take(storage.topology, graph.num_bytes)
         self.graph = graph.place(self.device, on_host)
         self.features: LocalFeatures | RemoteFeatures
@@ -64,9 +64,8 @@ class Core:
         self.window = storage.window if is_cuda or self.reorder else 1
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        seeds = self.seeds
         return Core, (
-            self.given, seeds.nodes, seeds.input_id, self.sampling, self.storage, self.seed,
+            self.given, self.seeds.to_input(), self.sampling, self.storage, self.seed,
             self.custom_cls,
         )  # fmt: skip
 
@@ -118,7 +117,7 @@ class Core:
         return pending.complete(self.meter)
 
     def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Subgraph:
-        seeds = self.seeds.take(positions, self.device)
+        seeds = self.seeds.take(positions, self.device, seed)
         return sample_batch(self.graph, self.sampling, seeds, seed, node_map)
 
     def _order(self, parts: list[Subgraph], node_map: NodeMap) -> list[int]:
@@ -139,7 +138,9 @@ class Core:
     def _fetch(self, part: Subgraph, fetcher: LocalFetcher | RemoteFetcher) -> PendingBatch:
         attributes = fetcher.fetch(part)
         self.meter.add_batch(part.n_id.numel(), part.edge_index.size(1))
-        return build_batch(self.data, self.custom_cls, self.graph, part, attributes)
+        return build_batch(
+            self.data, self.custom_cls, self.graph, part, attributes, self.seeds.write
+        )
 
     @contextmanager
     def _borrow_node_map(self) -> Iterator[NodeMap]:
@@ -164,6 +165,7 @@ def _made_anew(arguments: dict) -> Core:
         for kind in (SamplingOptions, StorageOptions)
     )
     return Core(
-        options['data'], options['input_nodes'], options['input_id'], SamplingOptions(**sampling),
-        StorageOptions(**storage), options['seed'], options['custom_cls'],
+        options['data'], NodeInput(options['input_nodes'], options['input_id']),
+        SamplingOptions(**sampling), StorageOptions(**storage), options['seed'],
+        options['custom_cls'],
     )  # fmt: skip

@@ -1,14 +1,16 @@
 """The options of a loader: frozen values apart from the core, which check themselves."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import NumNeighbors, SamplerOutput
+from torch_geometric.sampler import NegativeSampling, NumNeighbors, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from ..ops._library import with_cuda
@@ -136,10 +138,11 @@ def check_data(data: object) -> None:
 
 
 def refuse_unsupported(
-    disjoint: bool, has_time: bool, neighbor_sampler: object, kwargs: Mapping[str, object]
-) -> None:
-    """Raises an error for arguments of PyG's loader that this one does not have."""
-    instead = 'use torch_geometric.loader.NeighborLoader'
+    name: str, disjoint: bool, has_time: bool, neighbor_sampler: object,
+    kwargs: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Raises an error for arguments of PyG's loader that the loader of this name does not have."""
+    instead = f'use torch_geometric.loader.{name.removeprefix("Fast")}'
     if disjoint:
         raise ValueError(f"'disjoint' must be False, batches are one graph: {instead}")
     if has_time:
@@ -153,7 +156,7 @@ def refuse_unsupported(
         raise TypeError("'collate_fn' must not be given: use 'transform'")
     unknown = sorted(set(kwargs) - WITHOUT_EFFECT)
     if unknown:
-        raise TypeError(f'FastNeighborLoader got unexpected arguments {unknown}')
+        raise TypeError(f'{name} got unexpected arguments {unknown}')
 
 
 def check_bool(name: str, value: object) -> None:
@@ -177,6 +180,43 @@ def resolve_fanouts(num_neighbors: Sequence[int] | NumNeighbors) -> tuple[int, .
     if isinstance(num_neighbors, (list, tuple)):
         num_neighbors = [int(k) if isinstance(k, np.integer) else k for k in num_neighbors]
     return check_num_neighbors(num_neighbors)
+
+
+def resolve_subgraph_type(subgraph_type: SubgraphType | str, directed: bool) -> SubgraphType:
+    if directed:
+        return SubgraphType(subgraph_type)
+    warnings.warn(
+        "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=3
+    )
+    return SubgraphType.induced
+
+
+def resolve_negatives(
+    neg_sampling: NegativeSampling | str | dict | None, ratio: float | None, true_negatives: bool
+) -> NegativeSampling | None:
+    """PyG's options of negative links, from both of its arguments."""
+    check_bool('true_negatives', true_negatives)
+    if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, (int, float))):
+        raise TypeError(f"'neg_sampling_ratio' must be a number, got {type(ratio).__name__}")
+    if ratio is not None and not 0 <= ratio < float('inf'):
+        raise ValueError(f"'neg_sampling_ratio' must be finite and not negative, got {ratio}")
+    if ratio:
+        if neg_sampling is not None:
+            raise ValueError("'neg_sampling' and 'neg_sampling_ratio' must not both be given")
+        neg_sampling = NegativeSampling('binary', ratio)
+    if not isinstance(neg_sampling, (NegativeSampling, str, dict, tuple, NoneType)):
+        raise TypeError(
+            f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling, got "
+            f'{type(neg_sampling).__name__}'
+        )
+    out = NegativeSampling.cast(neg_sampling)
+    if out is None:
+        if true_negatives:
+            raise ValueError("'true_negatives' must be given with 'neg_sampling'")
+        return None
+    if not out.amount < float('inf'):
+        raise ValueError(f"'neg_sampling.amount' must be finite, got {out.amount}")
+    return out
 
 
 def resolve_walks(

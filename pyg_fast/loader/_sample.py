@@ -19,6 +19,8 @@ def sample_batch(
         out = sample_walks(graph, seeds, options.fanouts, options.walks, seed, node_map)
     else:
         out = _sample_neighbors(graph, options, seeds, seed, node_map)
+    if seeds.dropped is not None:
+        out = out.without(seeds.dropped, graph.num_nodes)
     if options.subgraph_type == SubgraphType.bidirectional:
         out = out.to_bidirectional()
     return out if options.transform is None else out.apply(options.transform)
@@ -35,7 +37,7 @@ def _sample_neighbors(
     nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
     return Subgraph(
         out.n_id, out.edge_index, out.rowptr, out.col, out.e_id,
-        None if edges is None else nodes, edges, seeds.input_id,
+        None if edges is None else nodes, edges, seeds.metadata,
         None if edges is None else (tuple(nodes), tuple(edges)),
         longest_row=None if is_induced or min(fanouts) < 0 else max(fanouts),
     )  # fmt: skip

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import NodeSamplerInput
 
 from ._options import BatchOptions
+from ._structure import Structure
 
 _WORD = 2**64 - 1
 
@@ -28,7 +31,20 @@ class SeedBatch(NamedTuple):
     """The seeds of a batch: nodes around which it is sampled, and what it tells of them."""
 
     nodes: Tensor
-    input_id: Tensor
+    metadata: tuple[object, ...]  # as that of PyG's SamplerOutput
+    dropped: Tensor | None = None  # sources and destinations of edges that the batch must not have
+
+
+@dataclass(frozen=True)
+class NodeInput:
+    """A loader's arguments that say around which nodes to sample."""
+
+    argument: ClassVar[str] = 'input_nodes'
+    input_nodes: Iterable[int] | Tensor | None
+    input_id: Tensor | None
+
+    def seeds(self, data: Data | None, graph: Structure, device: torch.device) -> 'NodeSeeds':
+        return NodeSeeds.of(self.input_nodes, graph.num_nodes, self.input_id)
 
 
 @dataclass(frozen=True)
@@ -58,26 +74,41 @@ class NodeSeeds:
             nodes = nodes.nonzero().view(-1)
             input_id = nodes if input_id is None else input_id
         nodes = nodes.to(torch.int64)
-        wrong = _find_outside(nodes, num_nodes)
+        wrong = find_outside(nodes, num_nodes)
         if wrong is not None:
             raise IndexError(f"'input_nodes' must be from 0 to {num_nodes - 1}, got {wrong}")
-        return cls(nodes, None if input_id is None else _copy_input_id(input_id, nodes))
+        if input_id is not None:
+            input_id = copy_input_id(input_id, nodes.numel(), 'input_nodes')
+        return cls(nodes, input_id)
 
     def __len__(self) -> int:
         return self.nodes.numel()
 
-    def take(self, positions: Tensor, device: torch.device) -> SeedBatch:
+    def take(self, positions: Tensor, device: torch.device, seed: int) -> SeedBatch:
         input_id = positions if self.input_id is None else self.input_id[positions]
-        return SeedBatch(self.nodes[positions].to(device), input_id.to(device))
+        return SeedBatch(self.nodes[positions].to(device), (input_id.to(device), None))
+
+    def write(self, batch: Data, metadata: tuple) -> None:
+        """Writes what a batch tells of its seeds."""
+        batch.input_id, batch.seed_time = metadata
+        batch.batch_size = batch.input_id.size(0)
+
+    def to_input(self) -> NodeInput:
+        return NodeInput(self.nodes, self.input_id)
+
+    def to_pyg(self) -> NodeSamplerInput:
+        """A copy, as PyG's loader has it."""
+        input_id = None if self.input_id is None else self.input_id.clone()
+        return NodeSamplerInput(input_id, self.nodes.clone())
 
 
-def _copy_input_id(input_id: Tensor, nodes: Tensor) -> Tensor:
+def copy_input_id(input_id: Tensor, count: int, argument: str) -> Tensor:
+    """A copy on the CPU, of ids of `count` seeds that an argument gives."""
     if not isinstance(input_id, Tensor):
         raise TypeError(f"'input_id' must be a tensor, got {type(input_id).__name__}")
-    if input_id.dim() != 1 or input_id.numel() != nodes.numel():
+    if input_id.dim() != 1 or input_id.numel() != count:
         raise ValueError(
-            f"'input_id' must have shape [{nodes.numel()}] as 'input_nodes', got "
-            f'{list(input_id.shape)}'
+            f"'input_id' must have shape [{count}] as '{argument}', got {list(input_id.shape)}"
         )
     return torch.clone(input_id.detach().cpu())
 
@@ -116,7 +147,7 @@ def check_positions(name: str, positions: Iterable[int] | Tensor, num_seeds: int
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise TypeError(f'{name} must give positions of seeds, got {positions.dtype}')
     positions = positions.to(torch.int64).view(-1)
-    wrong = _find_outside(positions, num_seeds)
+    wrong = find_outside(positions, num_seeds)
     if wrong is not None:
         raise IndexError(
             f'{name} must give positions of seeds from 0 to {num_seeds - 1}, got {wrong}'
@@ -124,7 +155,7 @@ def check_positions(name: str, positions: Iterable[int] | Tensor, num_seeds: int
     return positions
 
 
-def _find_outside(ids: Tensor, end: int) -> int | None:
+def find_outside(ids: Tensor, end: int) -> int | None:
     """An id that is not from 0 to `end`, exclusive; None: there is none."""
     if ids.numel() == 0:
         return None
@@ -140,12 +171,14 @@ class SeedBatches:
     epoch differ by at most one.
     """
 
-    def __init__(self, num_seeds: int, options: BatchOptions, seed: int) -> None:
+    def __init__(
+        self, num_seeds: int, options: BatchOptions, seed: int, argument: str = 'input_nodes'
+    ) -> None:
         self.num_seeds, self.options, self.seed = num_seeds, options, seed
         num_replicas, num_parts = options.num_replicas, len(self) * options.num_replicas
         if num_replicas > 1 and num_parts > num_seeds:
             raise ValueError(
-                f"'input_nodes' must hold at least {num_parts}, one for each of the {num_replicas} "
+                f"'{argument}' must hold at least {num_parts}, one for each of the {num_replicas} "
                 f'replicas in each step, got {num_seeds}'
             )
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch_geometric.index import index2ptr
 from torch_geometric.sampler import SamplerOutput
 
@@ -26,7 +27,7 @@ class Subgraph(NamedTuple):
     e_id: Tensor | None
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
-    input_id: Tensor
+    metadata: tuple  # as that of PyG's SamplerOutput: what the batch tells of its seeds
     hops: tuple[tuple[int, ...], tuple[int, ...]] | None
     edge_weight: Tensor | None = None
     batch: Tensor | None = None
@@ -35,6 +36,38 @@ class Subgraph(NamedTuple):
     def to_bidirectional(self) -> 'Subgraph':
         """Adds the reverse of each edge."""
         return self._replace_output(self._to_output().to_bidirectional(), is_sorted=True)
+
+    def without(self, pairs: Tensor, num_nodes: int) -> 'Subgraph':
+        """Drops all edges between these sources and destinations, nodes of the graph.
+
+        On CUDA it waits for the number of edges that stay.
+        """
+        assert self.rowptr is not None
+        assert self.col is not None
+        if pairs.size(1) == 0:
+            return self
+        num_edges = self.edge_index.size(1)
+        hops = self.num_sampled_edges
+        # Both ends are seeds, and a seed, given once, has all its edges in the first hop.
+        last = num_edges if hops is None or self.batch is not None else hops[0]
+        ends = self.n_id[self.edge_index[:, :last]]
+        keep = torch.ones(num_edges, dtype=torch.bool, device=ends.device)
+        keys, dropped = ends[0] * num_nodes + ends[1], pairs[0] * num_nodes + pairs[1]
+        keep[:last] = ~is_in(keys, dropped.sort()[0])
+        kept = keep.nonzero().view(-1)
+        if kept.numel() == num_edges:
+            return self
+        before = pad(keep.cumsum(0), (1, 0))
+        if hops is not None:
+            ptr = before[torch.tensor([0, *hops], device=before.device).cumsum(0)]
+            hops = ptr.diff().tolist()
+        return self._replace(
+            edge_index=self.edge_index[:, kept], col=self.col[kept],
+            rowptr=before[self.rowptr.long()].int(),
+            e_id=None if self.e_id is None else self.e_id[kept],
+            num_sampled_edges=hops,
+            hops=None if self.hops is None or hops is None else (self.hops[0], tuple(hops)),
+        )  # fmt: skip
 
     def apply(self, transform: OutputTransform) -> 'Subgraph':
         """Applies the user's function to the sampler's output."""
@@ -48,7 +81,7 @@ class Subgraph(NamedTuple):
         if is_same and version_of(self.edge_index) == version:
             return self._replace(
                 e_id=out.edge, batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
-                num_sampled_edges=out.num_sampled_edges,
+                num_sampled_edges=out.num_sampled_edges, metadata=self._metadata_of(out),
             )  # fmt: skip
         return self._replace_output(out, is_sorted=False)
 
@@ -56,7 +89,7 @@ class Subgraph(NamedTuple):
         return SamplerOutput(
             node=self.n_id, row=self.edge_index[0], col=self.edge_index[1], edge=self.e_id,
             batch=self.batch, num_sampled_nodes=self.num_sampled_nodes,
-            num_sampled_edges=self.num_sampled_edges, metadata=(self.input_id, None),
+            num_sampled_edges=self.num_sampled_edges, metadata=self.metadata,
         )  # fmt: skip
 
     def _replace_output(self, out: SamplerOutput, is_sorted: bool) -> 'Subgraph':
@@ -64,8 +97,17 @@ class Subgraph(NamedTuple):
         if is_sorted:
             rowptr = index2ptr(out.col, out.node.numel()).int()
             col = out.row.int()
-        input_id = out.metadata[0] if isinstance(out.metadata, tuple) else self.input_id
         return Subgraph(
             out.node, torch.stack([out.row, out.col]), rowptr, col, out.edge,
-            out.num_sampled_nodes, out.num_sampled_edges, input_id, None, None, out.batch,
+            out.num_sampled_nodes, out.num_sampled_edges, self._metadata_of(out), None, None,
+            out.batch,
         )  # fmt: skip
+
+    def _metadata_of(self, out: SamplerOutput) -> tuple:
+        return out.metadata if isinstance(out.metadata, tuple) else self.metadata
+
+
+def is_in(ids: Tensor, ascending: Tensor) -> Tensor:
+    """Which ids are in a list that ascends and is not empty."""
+    position = torch.searchsorted(ascending, ids).clamp(max=ascending.numel() - 1)
+    return ascending[position] == ids

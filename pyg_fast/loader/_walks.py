@@ -44,7 +44,7 @@ def sample_walks(
     rowptr = index2ptr(edge_index[1], n_id.numel()).int()
     return Subgraph(
         n_id, edge_index, rowptr, edge_index[0].int(), None, num_nodes, num_edges,
-        seeds.input_id, (tuple(num_nodes), tuple(num_edges)), torch.cat(weights),
+        seeds.metadata, (tuple(num_nodes), tuple(num_edges)), torch.cat(weights),
     )  # fmt: skip
 
 

@@ -1,21 +1,17 @@
 """Sampled mini-batches, made on the device that uses them."""
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors
+from torch_geometric.sampler import BaseSampler, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from ._core import Core
+from ._loader import NamedSampler, SampledLoader
 from ._options import (
     BatchOptions,
-    GraphData,
     OutputTransform,
     SamplingOptions,
     StorageOptions,
@@ -25,19 +21,14 @@ from ._options import (
     resolve_device,
     resolve_fanouts,
     resolve_replicas,
-    resolve_seed,
+    resolve_subgraph_type,
     resolve_walks,
 )
-from ._pipeline import InlineIterator, ThreadedIterator, Transform
-from ._seeds import SeedBatches, mix_seeds
-from ._stats import LoaderStats
-
-T = TypeVar('T')
-
-_PREFETCH = 2  # batches that wait on the device
+from ._pipeline import Transform
+from ._seeds import NodeInput
 
 
-class FastNeighborLoader(NeighborLoader):
+class FastNeighborLoader(SampledLoader, NeighborLoader):
     r"""PyG's :class:`~torch_geometric.loader.NeighborLoader` on the kernels of the `"FastGL: A
     GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at Large Scale"
     <https://arxiv.org/abs/2409.14939>`_ paper (ASPLOS 2024): mini-batches of sampled neighbours,
@@ -215,15 +206,6 @@ class FastNeighborLoader(NeighborLoader):
             has ended.
     """
 
-    #: All positions in :obj:`input_nodes`.
-    dataset: range
-    #: Seeds per batch.
-    batch_size: int
-    #: Whether to drop seeds that do not fill a batch.
-    drop_last: bool
-    #: The number of the next epoch.
-    epoch: int
-
     def __init__(
         self,
         data: Data | tuple[FeatureStore, GraphStore],
@@ -268,17 +250,13 @@ class FastNeighborLoader(NeighborLoader):
     ) -> None:
         check_data(data)
         has_time = (time_attr, input_time, temporal_strategy) != (None, None, 'uniform')
-        refuse_unsupported(disjoint, has_time, neighbor_sampler, kwargs)
-        if not directed:
-            warnings.warn(
-                "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2
-            )
-            subgraph_type = 'induced'
+        refuse_unsupported('FastNeighborLoader', disjoint, has_time, neighbor_sampler, kwargs)
         check_callable('transform', transform)
         sampling = SamplingOptions(
             resolve_fanouts(num_neighbors),
             resolve_walks(sampler, num_walks, walk_length, restart), replace,
-            SubgraphType(subgraph_type), weight_attr, is_sorted, transform_sampler_output,
+            resolve_subgraph_type(subgraph_type, directed), weight_attr, is_sorted,
+            transform_sampler_output,
         )  # fmt: skip
         batches = BatchOptions(
             batch_size, shuffle, drop_last, *resolve_replicas(rank, num_replicas),
@@ -288,165 +266,13 @@ class FastNeighborLoader(NeighborLoader):
             resolve_device(data, device), features, topology, cache_ratio, max_device_bytes, match,
             reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
-        seed = resolve_seed(seed, generator, batches)
-        core = Core(data, input_nodes, input_id, sampling, storage, seed, custom_cls)
-        self._core, self._seeds = core, SeedBatches(len(core.seeds), batches, seed)
-        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
-        self.transform = transform
-        self.epoch = self._calls = 0
-        self._init_torch_loader(batches, generator)
-
-    def _init_torch_loader(self, batches: BatchOptions, generator: torch.Generator | None) -> None:
-        """Sets what torch's and PyG's loaders have. PyG's own constructor would make a sampler that
-        needs other packages."""
-        num_seeds = len(self._core.seeds)
-        DataLoader.__init__(
-            self, range(num_seeds), batches.batch_size,  # type: ignore[arg-type]
-            batches.shuffle and num_seeds > 0, batches.sampler,
-            batches.batch_sampler,  # type: ignore[arg-type]
-            drop_last=batches.drop_last, generator=generator,
+        self._set_up(
+            data, NodeInput(input_nodes, input_id), sampling, batches, storage, seed, generator,
+            transform, custom_cls,
         )  # fmt: skip
-        del self.collate_fn  # torch's attribute, which hides the method
-        self.filter_per_worker = True  # As in PyG: collate_fn returns whole batches.
-
-    def __len__(self) -> int:
-        return len(self._seeds)
-
-    def __iter__(self) -> InlineIterator | ThreadedIterator:
-        epoch, core = self.epoch, self._core
-        self.epoch += 1
-        batches = core.make_batches(self._seeds.of_epoch(epoch), epoch)
-        args = (batches, self.transform, core.meter, len(self))
-        on_end = None if core.features.exchange is None else core.features.end_iterator
-        if core.stream is None:
-            return InlineIterator(*args, on_end)
-        core.stream.wait_stream(torch.cuda.current_stream(core.device))
-        return ThreadedIterator(*args, core.stream, _PREFETCH, on_end)
-
-    def __call__(self, index: Tensor | list[int]) -> Data:
-        """A batch of these seeds, given as positions in :obj:`input_nodes`. Each call draws a new
-        sample, in a sequence given by :obj:`seed`; on CUDA it waits for the batch.
-
-        Raises:
-            TypeError: If :obj:`index` does not hold integers.
-            IndexError: If a position is negative or too large.
-        """
-        return self.filter_fn(self.collate_fn(index))
-
-    def collate_fn(self, index: Tensor | list[int]) -> Data:
-        """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
-        worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
-        if worker is not None and self._core.features.exchange is not None:
-            raise RuntimeError(
-                'batches with ShardedFeatures cannot be made in a worker process, which is not in '
-                "the group: use 'num_workers=0'"
-            )
-        number, own = self._calls, 0 if worker is None else worker.seed
-        self._calls += 1
-        core = self._core
-        batch = core.make_batch(index, mix_seeds(core.seed, number, own, 2))
-        return batch if self.transform is None else self.transform(batch)
-
-    def filter_fn(self, out: T) -> T:
-        """Returns a batch of :meth:`collate_fn` unchanged: it is complete."""
-        return out
-
-    def refresh(self) -> None:
-        """Reads all copies of attributes again; the next batch reuses no rows of the previous one.
-
-        Call it after writes that no version counter sees: by NumPy, through :obj:`.data`, by
-        collectives, fused optimizers, CUDA graphs or other processes. When it returns, the copies
-        are made, and the originals may be written again. Batches that were fetched ahead keep their
-        rows: up to three on CUDA, none before an epoch begins.
-        """
-        self._core.features.refresh()
-
-    @property
-    def data(self) -> GraphData:
-        """The given graph, with :obj:`features='sharded'` a copy that holds
-        :class:`ShardedFeatures`. For another graph make another loader."""
-        return self._core.given
-
-    @property
-    def input_data(self) -> NodeSamplerInput:
-        """The seeds and :obj:`batch.input_id` of each: a copy. For other seeds make another
-        loader."""
-        seeds = self._core.seeds
-        input_id = None if seeds.input_id is None else seeds.input_id.clone()
-        return NodeSamplerInput(input_id, seeds.nodes.clone())
+        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
 
     @property
     def node_sampler(self) -> BaseSampler:
         """Has :obj:`num_neighbors`, as PyG's sampler; it cannot sample."""
-        return _Sampler(self._core.sampling.fanouts)
-
-    @property
-    def custom_cls(self) -> Callable[[], Data] | None:
-        """As given."""
-        return self._core.custom_cls
-
-    @property
-    def transform_sampler_output(self) -> OutputTransform | None:
-        """As given."""
-        return self._core.sampling.transform
-
-    def enable_cpu_affinity(self, loader_cores: object = None) -> NoReturn:
-        """Not supported: this loader has no worker processes.
-
-        Raises:
-            ValueError: Always, as PyG's loader without workers.
-        """
-        raise ValueError(
-            "'enable_cpu_affinity' needs worker processes, which this loader does not have: choose "
-            'the cores of the process with os.sched_setaffinity or taskset'
-        )
-
-    def enable_multithreading(self, worker_threads: int | None = None) -> NoReturn:
-        """Not supported: this loader has no worker processes.
-
-        Raises:
-            ValueError: Always, as PyG's loader without workers.
-        """
-        raise ValueError(
-            "'enable_multithreading' needs worker processes, which this loader does not have: its "
-            'kernels use the threads of torch.set_num_threads'
-        )
-
-    @property
-    def stats(self) -> LoaderStats:
-        """The statistics of the loader so far."""
-        return self._core.meter.read(self._core.stream)
-
-    def reset_stats(self) -> None:
-        """Starts counting anew."""
-        self._core.meter.reset()
-
-    def __repr__(self) -> str:
-        core, options = self._core, self._seeds.options
-        parts = [
-            f'num_neighbors={list(core.sampling.fanouts)}', f'batch_size={options.batch_size}',
-            f'seeds={len(core.seeds)}', f'batches={len(self)}', f"device='{core.device}'",
-        ]  # fmt: skip
-        parts += [f'{name}=True' for name in ('shuffle', 'drop_last') if getattr(options, name)]
-        return f'{type(self).__name__}({", ".join(parts)})'
-
-
-class _Sampler(BaseSampler):
-    """The part of a sampler that PyG's models read."""
-
-    edge_permutation = None
-
-    def __init__(self, fanouts: tuple[int, ...]) -> None:
-        self.num_neighbors = NumNeighbors(list(fanouts))
-
-    def sample_from_nodes(self, index: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            'the sampler of a FastNeighborLoader cannot sample: call the loader with '
-            'positions of seeds, or use pyg_fast.ops.neighbor_sample'
-        )
-
-    def sample_from_edges(self, index: object, neg_sampling: object = None) -> NoReturn:
-        raise NotImplementedError(
-            'a FastNeighborLoader samples around nodes: use torch_geometric.loader'
-            '.LinkNeighborLoader for edges'
-        )
+        return NamedSampler(self._core.sampling.fanouts)
