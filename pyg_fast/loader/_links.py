@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
@@ -52,11 +53,10 @@ class LinkInput:
                 label = label + 1  # Zero is the label of negatives.
             if count:
                 sizes = graph.num_nodes, graph.num_nodes
-                known = torch.cat([edges_of(graph), links.to(graph.col.device)], 1)
-                negatives = negatives_of(
-                    sampling, sizes, known if self.true_negatives else None, links, (None, None),
-                    device,
-                )  # fmt: skip
+                known = None
+                if self.true_negatives:
+                    known = torch.cat([edges_of(graph), links.to(graph.col.device)], 1)
+                negatives = negatives_of(sampling, sizes, known, links, (None, None), device)
         return LinkSeeds(links, label, input_id, self, negatives)
 
 
@@ -91,7 +91,7 @@ class LinkSeeds:
                 label = src.new_ones(num_pos, dtype=torch.float) if label is None else label
                 label = torch.cat([label, label.new_zeros(ends[0].numel(), *label.shape[1:])])
             dst = torch.cat([dst, ends[1]])
-        nodes, local = torch.cat([src, dst]).unique(return_inverse=True)
+        nodes, local, num_nodes = distinct(torch.cat([src, dst]))
         metadata: tuple[object, ...]
         if sampling is None or sampling.is_binary():
             metadata = input_id.to(device), local.view(2, -1), label, None
@@ -100,7 +100,7 @@ class LinkSeeds:
             src_index, positive, negative = local.split([num_pos, num_pos, dst.numel() - num_pos])
             negative = negative.view(int(sampling.amount), num_pos).t().contiguous().squeeze(-1)
             metadata = input_id.to(device), src_index, positive, negative, None
-        return SeedBatch(nodes, metadata, dropped)
+        return SeedBatch(nodes, metadata, num_nodes, dropped)
 
     def _draw(
         self, src: Tensor, sampling: NegativeSampling, seed: int
@@ -134,6 +134,20 @@ class LinkSeeds:
         """A copy, as PyG's loader has it."""
         input_id, label = (t if t is None else t.clone() for t in (self.input_id, self.label))
         return EdgeSamplerInput(input_id, *self.links, label)
+
+
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`torch.unique`, without a wait for the device: the distinct ids, ascending, followed
+    by repetitions of the last one; the position of each id among them; their number."""
+    if ids.numel() == 0:
+        return ids, ids, ids.new_zeros(())
+    ascending, order = ids.sort()
+    rank = pad((ascending[1:] != ascending[:-1]).cumsum(0), (1, 0))
+    out = ascending[-1:].repeat(ids.numel())
+    out[rank] = ascending
+    local = torch.empty_like(ids)
+    local[order] = rank
+    return out, local, rank[-1] + 1
 
 
 def edges_of(graph: Structure) -> Tensor:

@@ -32,7 +32,7 @@ def _sample_neighbors(
     fanouts, is_induced = options.fanouts, options.subgraph_type == SubgraphType.induced
     out = sample_subgraph(
         graph.rowptr, graph.col, graph.perm, graph.weight, seeds.nodes, fanouts,
-        options.replace, is_induced, seed, node_map,
+        options.replace, is_induced, seed, node_map, seeds.num_nodes,
     )  # fmt: skip
     nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
     return Subgraph(

@@ -32,6 +32,7 @@ class SeedBatch(NamedTuple):
 
     nodes: Tensor
     metadata: tuple[object, ...]  # as that of PyG's SamplerOutput
+    num_nodes: Tensor | None = None  # how many nodes, on the device; the others repeat some
     dropped: Tensor | None = None  # sources and destinations of edges that the batch must not have
 
 

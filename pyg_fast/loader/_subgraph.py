@@ -46,26 +46,30 @@ class Subgraph(NamedTuple):
         assert self.col is not None
         if pairs.size(1) == 0:
             return self
-        num_edges = self.edge_index.size(1)
         hops = self.num_sampled_edges
         # Both ends are seeds, and a seed, given once, has all its edges in the first hop.
-        last = num_edges if hops is None or self.batch is not None else hops[0]
+        last = self.edge_index.size(1) if hops is None or self.batch is not None else hops[0]
         ends = self.n_id[self.edge_index[:, :last]]
-        keep = torch.ones(num_edges, dtype=torch.bool, device=ends.device)
         keys, dropped = ends[0] * num_nodes + ends[1], pairs[0] * num_nodes + pairs[1]
-        keep[:last] = ~is_in(keys, dropped.sort()[0])
+        keep = ~is_in(keys, dropped.sort()[0])
         kept = keep.nonzero().view(-1)
-        if kept.numel() == num_edges:
+        if kept.numel() == last:
             return self
-        before = pad(keep.cumsum(0), (1, 0))
+        before = pad(keep.cumsum(0, dtype=torch.int32), (1, 0))
+
+        def moved(position: Tensor) -> Tensor:
+            """Where an edge is among those that stay."""
+            return before[position.clamp(max=last)] + (position - last).clamp(min=0)
+
+        def choose(values: Tensor) -> Tensor:
+            return torch.cat([values[..., kept], values[..., last:]], -1)
+
         if hops is not None:
-            ptr = before[torch.tensor([0, *hops], device=before.device).cumsum(0)]
-            hops = ptr.diff().tolist()
+            ptr = torch.tensor([0, *hops], device=before.device).cumsum(0)
+            hops = moved(ptr).diff().tolist()
         return self._replace(
-            edge_index=self.edge_index[:, kept], col=self.col[kept],
-            rowptr=before[self.rowptr.long()].int(),
-            e_id=None if self.e_id is None else self.e_id[kept],
-            num_sampled_edges=hops,
+            edge_index=choose(self.edge_index), col=choose(self.col), rowptr=moved(self.rowptr),
+            e_id=None if self.e_id is None else choose(self.e_id), num_sampled_edges=hops,
             hops=None if self.hops is None or hops is None else (self.hops[0], tuple(hops)),
         )  # fmt: skip
 

@@ -64,8 +64,8 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
     edge between the ends of one of its links, in the direction of the link, and with
     :obj:`rev_edge_type=True` in none: choose this in undirected graphs.
 
-    For randomness, changed data, memory, CUDA graphs, PyG's interface and arguments without effect
-    see :class:`FastNeighborLoader`.
+    For randomness, changed data, memory, CUDA graphs, PyG's interface and arguments that are not
+    listed below see :class:`FastNeighborLoader`.
 
     Args:
         data (Data or (FeatureStore, GraphStore)): The graph.
@@ -111,8 +111,6 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         batch_sampler (Sampler, optional): Lists of such positions. (default: :obj:`None`)
         input_id (Tensor, optional): :obj:`batch.input_id` of each link.
             (default: :obj:`None`, its position in :obj:`edge_label_index`)
-        custom_cls, generator, rank, num_replicas, device, features, topology, seed, window, match,
-            reorder, cache_ratio, max_device_bytes: As in :class:`FastNeighborLoader`.
 
     Raises:
         TypeError: If an argument has a type that is not supported.

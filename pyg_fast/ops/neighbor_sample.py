@@ -200,14 +200,18 @@ def sample_subgraph(
     induced: bool,
     seed: int,
     node_map: NodeMap,
+    num_seeds: Tensor | None = None,
 ) -> SampledSubgraph:
     """:func:`neighbor_sample` of checked input: weights by :func:`sampling_weight`, nodes and
-    :obj:`seed` of int64.
+    :obj:`seed` of int64. With :obj:`num_seeds`, a number on the device, only the first ones are
+    seeds, and the others must repeat them.
 
     On a GPU it synchronises once, for the sizes of the result, and once in each hop that would
     need too much memory in advance.
     """
     batch = _MiniBatch(rowptr, col, seeds, len(fanouts), node_map)
+    if num_seeds is not None:
+        batch.counts[0, 0] = num_seeds
     for hop, fanout in enumerate(fanouts):
         max_nodes, max_edges = batch.grow(hop, fanout, replace, weight)
         ops.sample_neighbors(
