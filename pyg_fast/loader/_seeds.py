@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 from ._options import BatchOptions
+from ._typed_structure import is_time
 
 _WORD = 2**64 - 1
 
@@ -25,10 +27,28 @@ def mix_seeds(*numbers: int) -> int:
 
 
 class SeedBatch(NamedTuple):
-    """The seeds of a batch: nodes around which it is sampled, and what it tells of them."""
+    """The seeds of a batch: nodes around which it is sampled, and what it tells of them.
 
-    nodes: Tensor
+    Of :class:`~torch_geometric.data.HeteroData` `nodes` and `time` are by node type. Where each
+    seed has a subgraph of its own, these are numbered in the order of the types here.
+    """
+
+    nodes: Tensor | dict[str, Tensor]
     input_id: Tensor
+    input_type: str | tuple[str, str, str] | None = None  # to which part of a batch that belongs
+    time: Tensor | dict[str, Tensor] | None = None  # int64: only earlier neighbours are sampled
+    seed_time: Tensor | None = None  # `batch.seed_time`
+
+
+class SeedTimes(NamedTuple):
+    """The times that the graph gives the seeds of a type."""
+
+    node_time: Tensor | None  # int64, of all nodes of the type
+    is_needed: bool  # neighbours are sampled by time
+    of_edges: bool  # whose times are those of edges
+
+
+NO_TIMES = SeedTimes(None, False, False)
 
 
 @dataclass(frozen=True)
@@ -38,11 +58,16 @@ class NodeSeeds:
 
     nodes: Tensor  # int64
     input_id: Tensor | None  # `batch.input_id` of each; None: its position
+    input_type: str | None = None
+    input_time: Tensor | None = None  # `batch.seed_time` of each
+    time: Tensor | None = None  # int64: what counts
 
     @classmethod
     def of(
-        cls, input_nodes: Iterable[int] | Tensor | None, num_nodes: int, input_id: Tensor | None
-    ) -> 'NodeSeeds':
+        cls, input_nodes: Iterable[int] | Tensor | None, num_nodes: int, input_id: Tensor | None,
+        input_type: str | None = None, input_time: Tensor | None = None,
+        times: SeedTimes = NO_TIMES,
+    ) -> 'NodeSeeds':  # fmt: skip
         """The seeds of a loader's arguments, checked."""
         if input_nodes is None:
             nodes = torch.arange(num_nodes)
@@ -61,25 +86,84 @@ class NodeSeeds:
         wrong = _find_outside(nodes, num_nodes)
         if wrong is not None:
             raise IndexError(f"'input_nodes' must be from 0 to {num_nodes - 1}, got {wrong}")
-        return cls(nodes, None if input_id is None else _copy_input_id(input_id, nodes))
+        if input_id is not None:
+            input_id = _copy_of_seeds('input_id', input_id, nodes)
+        if input_time is not None:
+            input_time = _copy_of_seeds('input_time', input_time, nodes)
+            if not is_time(input_time.dtype):
+                raise TypeError(f"'input_time' must hold integers, got {input_time.dtype}")
+        time = _times(nodes, input_type, input_time, times)
+        return cls(nodes, input_id, input_type, input_time, time)
 
     def __len__(self) -> int:
         return self.nodes.numel()
 
     def take(self, positions: Tensor, device: torch.device) -> SeedBatch:
+        def at(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[positions].to(device)
+
         input_id = positions if self.input_id is None else self.input_id[positions]
-        return SeedBatch(self.nodes[positions].to(device), input_id.to(device))
+        nodes, time = self.nodes[positions].to(device), at(self.time)
+        kind = self.input_type
+        return SeedBatch(
+            nodes if kind is None else {kind: nodes}, input_id.to(device), kind,
+            time if kind is None or time is None else {kind: time}, at(self.input_time),
+        )  # fmt: skip
 
 
-def _copy_input_id(input_id: Tensor, nodes: Tensor) -> Tensor:
-    if not isinstance(input_id, Tensor):
-        raise TypeError(f"'input_id' must be a tensor, got {type(input_id).__name__}")
-    if input_id.dim() != 1 or input_id.numel() != nodes.numel():
+def _times(
+    nodes: Tensor, input_type: str | None, input_time: Tensor | None, times: SeedTimes
+) -> Tensor | None:
+    """The time of each seed: as given, or that of its node."""
+    if not times.is_needed:
+        return None
+    if input_time is not None:
+        return input_time.long()
+    if times.node_time is not None:
+        return times.node_time[nodes]
+    of_type = '' if input_type is None else f' of type {input_type!r}'
+    if times.of_edges:
         raise ValueError(
-            f"'input_id' must have shape [{nodes.numel()}] as 'input_nodes', got "
-            f'{list(input_id.shape)}'
+            f"'input_time' must be given for the seeds{of_type}: 'time_attr' names times of edges, "
+            f'so that nodes have none'
         )
-    return torch.clone(input_id.detach().cpu())
+    raise ValueError(
+        f"'input_time' must be given for the seeds{of_type}: nodes of this type have no 'time_attr'"
+    )
+
+
+def _copy_of_seeds(name: str, values: Tensor, nodes: Tensor) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise TypeError(f"'{name}' must be a tensor, got {type(values).__name__}")
+    if values.dim() != 1 or values.numel() != nodes.numel():
+        raise ValueError(
+            f"'{name}' must have shape [{nodes.numel()}] as 'input_nodes', got "
+            f'{list(values.shape)}'
+        )
+    return torch.clone(values.detach().cpu())
+
+
+def split_input_nodes(
+    data: HeteroData, input_nodes: object
+) -> tuple[str, Iterable[int] | Tensor | None]:
+    """The type of the seeds of :class:`~torch_geometric.data.HeteroData`, and the seeds."""
+    if isinstance(input_nodes, str):
+        input_type, nodes = input_nodes, None
+    elif (
+        isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2
+        and isinstance(input_nodes[0], str)
+    ):  # fmt: skip
+        input_type, nodes = input_nodes
+    else:
+        raise TypeError(
+            f"'input_nodes' must be a node type, or a pair of it and nodes, for HeteroData, got "
+            f'{type(input_nodes).__name__}'
+        )
+    if input_type not in data.node_types:
+        raise ValueError(
+            f"'input_nodes' must name one of the node types {data.node_types}, got {input_type!r}"
+        )
+    return input_type, nodes
 
 
 def _as_tensor(input_nodes: object) -> Tensor:

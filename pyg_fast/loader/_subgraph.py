@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.index import index2ptr
 from torch_geometric.sampler import SamplerOutput
 
+from ..graph.graph import SampledHops
 from ._options import OutputTransform
 from ._versions import version_of
 
@@ -27,10 +28,19 @@ class Subgraph(NamedTuple):
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
     input_id: Tensor
-    hops: tuple[tuple[int, ...], tuple[int, ...]] | None
+    hops: SampledHops | None
     edge_weight: Tensor | None = None
     batch: Tensor | None = None
     longest_row: int | None = None  # an upper bound, if the sampler knows one
+    seed_time: Tensor | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.n_id.numel()
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.size(1)
 
     def to_bidirectional(self) -> 'Subgraph':
         """Adds the reverse of each edge."""
@@ -56,7 +66,7 @@ class Subgraph(NamedTuple):
         return SamplerOutput(
             node=self.n_id, row=self.edge_index[0], col=self.edge_index[1], edge=self.e_id,
             batch=self.batch, num_sampled_nodes=self.num_sampled_nodes,
-            num_sampled_edges=self.num_sampled_edges, metadata=(self.input_id, None),
+            num_sampled_edges=self.num_sampled_edges, metadata=(self.input_id, self.seed_time),
         )  # fmt: skip
 
     def _replace_output(self, out: SamplerOutput, is_sorted: bool) -> 'Subgraph':
@@ -68,4 +78,5 @@ class Subgraph(NamedTuple):
         return Subgraph(
             out.node, torch.stack([out.row, out.col]), rowptr, col, out.edge,
             out.num_sampled_nodes, out.num_sampled_edges, input_id, None, None, out.batch,
+            seed_time=self.seed_time,
         )  # fmt: skip

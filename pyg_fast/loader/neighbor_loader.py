@@ -2,15 +2,17 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
-from torch_geometric.data import Data, FeatureStore, GraphStore
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.sampler.neighbor_sampler import NumNeighborsType
+from torch_geometric.typing import InputNodes
 
 from ._core import Core
 from ._options import (
@@ -21,11 +23,13 @@ from ._options import (
     StorageOptions,
     check_callable,
     check_data,
+    check_remote,
     refuse_unsupported,
     resolve_device,
     resolve_fanouts,
     resolve_replicas,
     resolve_seed,
+    resolve_typed_fanouts,
     resolve_walks,
 )
 from ._pipeline import InlineIterator, ThreadedIterator, Transform
@@ -226,10 +230,10 @@ class FastNeighborLoader(NeighborLoader):
 
     def __init__(
         self,
-        data: Data | tuple[FeatureStore, GraphStore],
-        num_neighbors: Sequence[int] | NumNeighbors,
+        data: Data | HeteroData | tuple[FeatureStore, GraphStore],
+        num_neighbors: NumNeighborsType,
         batch_size: int = 1,
-        input_nodes: Iterable[int] | Tensor | None = None,
+        input_nodes: InputNodes = None,
         replace: bool = False,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -262,24 +266,29 @@ class FastNeighborLoader(NeighborLoader):
         time_attr: str | None = None,
         input_time: Tensor | None = None,
         temporal_strategy: str = 'uniform',
+        max_age: int | None = None,
         neighbor_sampler: object = None,
         directed: bool = True,
         **kwargs: object,
     ) -> None:
         check_data(data)
-        has_time = (time_attr, input_time, temporal_strategy) != (None, None, 'uniform')
-        refuse_unsupported(disjoint, has_time, neighbor_sampler, kwargs)
+        refuse_unsupported(neighbor_sampler, kwargs)
         if not directed:
             warnings.warn(
                 "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2
             )
             subgraph_type = 'induced'
         check_callable('transform', transform)
+        by_type = None
+        if isinstance(data, HeteroData):
+            by_type = resolve_typed_fanouts(data, num_neighbors)
         sampling = SamplingOptions(
-            resolve_fanouts(num_neighbors),
+            () if by_type is not None else resolve_fanouts(num_neighbors),
             resolve_walks(sampler, num_walks, walk_length, restart), replace,
-            SubgraphType(subgraph_type), weight_attr, is_sorted, transform_sampler_output,
+            SubgraphType(subgraph_type), weight_attr, is_sorted, transform_sampler_output, by_type,
+            disjoint, time_attr, temporal_strategy, max_age,
         )  # fmt: skip
+        check_remote(data, sampling)
         batches = BatchOptions(
             batch_size, shuffle, drop_last, *resolve_replicas(rank, num_replicas),
             None if isinstance(sampler, str) else sampler, batch_sampler,
@@ -289,9 +298,11 @@ class FastNeighborLoader(NeighborLoader):
             reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
         seed = resolve_seed(seed, generator, batches)
-        core = Core(data, input_nodes, input_id, sampling, storage, seed, custom_cls)
+        core = Core(
+            data, input_nodes, input_id, sampling, storage, seed, custom_cls, input_time
+        )
         self._core, self._seeds = core, SeedBatches(len(core.seeds), batches, seed)
-        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
+        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, input_time
         self.transform = transform
         self.epoch = self._calls = 0
         self._init_torch_loader(batches, generator)
@@ -323,7 +334,7 @@ class FastNeighborLoader(NeighborLoader):
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
         return ThreadedIterator(*args, core.stream, _PREFETCH, on_end)
 
-    def __call__(self, index: Tensor | list[int]) -> Data:
+    def __call__(self, index: Tensor | list[int]) -> Any:
         """A batch of these seeds, given as positions in :obj:`input_nodes`. Each call draws a new
         sample, in a sequence given by :obj:`seed`; on CUDA it waits for the batch.
 
@@ -333,7 +344,7 @@ class FastNeighborLoader(NeighborLoader):
         """
         return self.filter_fn(self.collate_fn(index))
 
-    def collate_fn(self, index: Tensor | list[int]) -> Data:
+    def collate_fn(self, index: Tensor | list[int]) -> Any:
         """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
         worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
         if worker is not None and self._core.features.exchange is not None:
@@ -373,12 +384,13 @@ class FastNeighborLoader(NeighborLoader):
         loader."""
         seeds = self._core.seeds
         input_id = None if seeds.input_id is None else seeds.input_id.clone()
-        return NodeSamplerInput(input_id, seeds.nodes.clone())
+        time = None if seeds.input_time is None else seeds.input_time.clone()
+        return NodeSamplerInput(input_id, seeds.nodes.clone(), time, seeds.input_type)
 
     @property
     def node_sampler(self) -> BaseSampler:
         """Has :obj:`num_neighbors`, as PyG's sampler; it cannot sample."""
-        return _Sampler(self._core.sampling.fanouts)
+        return _Sampler(self._core.num_neighbors)
 
     @property
     def custom_cls(self) -> Callable[[], Data] | None:
@@ -424,7 +436,7 @@ class FastNeighborLoader(NeighborLoader):
     def __repr__(self) -> str:
         core, options = self._core, self._seeds.options
         parts = [
-            f'num_neighbors={list(core.sampling.fanouts)}', f'batch_size={options.batch_size}',
+            f'num_neighbors={core.num_neighbors}', f'batch_size={options.batch_size}',
             f'seeds={len(core.seeds)}', f'batches={len(self)}', f"device='{core.device}'",
         ]  # fmt: skip
         parts += [f'{name}=True' for name in ('shuffle', 'drop_last') if getattr(options, name)]
@@ -436,8 +448,8 @@ class _Sampler(BaseSampler):
 
     edge_permutation = None
 
-    def __init__(self, fanouts: tuple[int, ...]) -> None:
-        self.num_neighbors = NumNeighbors(list(fanouts))
+    def __init__(self, num_neighbors: list[int] | dict[Any, list[int]]) -> None:
+        self.num_neighbors = NumNeighbors(num_neighbors)
 
     def sample_from_nodes(self, index: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(
