@@ -24,7 +24,8 @@ _CACHE = '_pyg_fast_cache'  # our only attribute on an EdgeIndex
 Request: TypeAlias = tuple[Hashable, ...]
 
 RequestedSize: TypeAlias = tuple[int, int] | None
-Hops: TypeAlias = tuple[tuple[int, int], ...]  # the numbers of edges and of nodes of the first hops
+# The numbers of edges, of sources and of destinations of the first hops.
+Hops: TypeAlias = tuple[tuple[int, int, int], ...]
 T = TypeVar('T')
 
 

@@ -1,6 +1,6 @@
 """The structure of a plain or prepared edge_index: sorted, cached, transposed when needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -35,6 +35,15 @@ class PreparedRequest(NamedTuple):
 
     part: Literal['transpose', 'positions', 'no loops', 'no loops, positions']
     kind: str = 'prepared graph'
+
+
+class SampledHops(NamedTuple):
+    """The numbers of edges that each hop of a mini-batch adds, and of sources and destinations,
+    those of the seeds first."""
+
+    edges: Sequence[int]
+    src: Sequence[int]
+    dst: Sequence[int]
 
 
 class PartRequest(NamedTuple):
@@ -185,9 +194,10 @@ def keep_block(
     edge_index: EdgeIndex,
     rowptr: Tensor,
     col: Tensor,
-    hops: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    hops: SampledHops | None = None,
     loop_free: bool = False,
     longest_row: int | None = None,
+    num_src: int | None = None,
 ) -> None:
     r"""Caches the CSR form of a sampled :obj:`edge_index`, so that it need not be sorted.
 
@@ -197,18 +207,20 @@ def keep_block(
         edge_index (EdgeIndex): Edges sorted by destination, all in range.
         rowptr (Tensor): Row pointer of the destinations :math:`(N + 1)`, int32.
         col (Tensor): Sources :math:`(|\mathcal{E}|)`, int32.
-        hops (tuple, optional): The numbers of nodes and of edges added by each hop, from the
-            seeds on: edges of the first :math:`h` hops have no nodes beyond these hops.
+        hops (SampledHops, optional): The numbers of nodes and of edges added by each hop, from
+            the seeds on: edges of the first :math:`h` hops have no nodes beyond these hops.
             (default: :obj:`None`)
         loop_free (bool): Whether there are no self-loops. (default: :obj:`False`)
         longest_row (int, optional): As in :class:`Graph`. (default: :obj:`None`)
+        num_src (int, optional): Number of sources. (default: :obj:`None`, that of destinations)
     """
-    size = rowptr.size(0) - 1
-    graph = Graph(rowptr, col, None, None, None, None, size, size, longest_row=longest_row)
+    num_dst = rowptr.size(0) - 1
+    num_src = num_dst if num_src is None else num_src
+    graph = Graph(rowptr, col, None, None, None, None, num_src, num_dst, longest_row=longest_row)
     keep_graph(edge_index, graph, loop_free)
     if hops is not None:
-        nodes, edges = (list(accumulate(counts)) for counts in hops)
-        cache_of(edge_index).hops = tuple(zip([0, *edges], nodes, strict=True))
+        edges, src, dst = (list(accumulate(counts)) for counts in hops)
+        cache_of(edge_index).hops = tuple(zip([0, *edges], src, dst, strict=True))
 
 
 def keep_graph(edge_index: EdgeIndex, graph: Graph, loop_free: bool) -> None:
@@ -333,24 +345,27 @@ def _of_mini_batch(
 def _part_of_mini_batch(
     edge_index: EdgeIndex, whole: EdgeIndex, hops: Hops | None, num_src: int, num_dst: int
 ) -> Graph | None:
-    size, count = whole.sparse_size(0), edge_index.size(1)
+    (size_src, size_dst), count = whole.sparse_size(), edge_index.size(1)
     data, whole_data = edge_index._data, whole._data
+    is_part = (data.data_ptr(), data.stride()) == (whole_data.data_ptr(), whole_data.stride())
     if (
         hops is None
         or edge_index._sort_order != whole._sort_order
         or tuple(edge_index.sparse_size()) != (num_src, num_dst)
-        or (data.data_ptr(), data.stride()) != (whole_data.data_ptr(), whole_data.stride())
+        or not (is_part or count == 0)  # Tensors without entries have no address.
         or data.dtype != whole_data.dtype
         or count > whole_data.size(1)
     ):
         return None
-    num_nodes = next((nodes for edges, nodes in hops if count <= edges), size)
-    if min(num_src, num_dst) < num_nodes or max(num_src, num_dst) > size:
+    src, dst = next(
+        ((src, dst) for edges, src, dst in hops if count <= edges), (size_src, size_dst)
+    )
+    if not (src <= num_src <= size_src and dst <= num_dst <= size_dst):
         return None
     request = PartRequest(count, num_src, num_dst)
     part = look_up(whole, request)
     if part is None:
-        graph = look_up(whole, GraphRequest(size, size, False))
+        graph = look_up(whole, GraphRequest(size_src, size_dst, False))
         if graph is None:
             return None
         rowptr = graph.rowptr[: num_dst + 1].clamp(max=count)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,22 @@ from torch_geometric.typing import SparseTensor
 
 from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.csr import perm_name
-from ..graph.graph import keep_block
+from ..graph.graph import SampledHops, keep_block
 from ._pipeline import LateRead, PendingBatch
-from ._structure import Structure
 from ._subgraph import Subgraph
+
+
+class Edges(NamedTuple):
+    """The edges of one type in a batch, sorted by destination if they have a `rowptr`."""
+
+    edge_index: Tensor
+    rowptr: Tensor | None
+    col: Tensor | None
+    e_id: Tensor | None
+    num_src: int
+    num_dst: int
+    hops: SampledHops | None
+    longest_row: int | None
 
 
 class Attributes(NamedTuple):
@@ -33,8 +45,8 @@ class Attributes(NamedTuple):
 
 
 def build_batch(
-    data: Data | None, custom_cls: Callable[[], Data] | None, graph: Structure, part: Subgraph,
-    attributes: Attributes, write_seeds: Callable[[Data, tuple], None],
+    data: Data | None, custom_cls: Callable[[], Data] | None, layout: str, is_loop_free: bool,
+    part: Subgraph, attributes: Attributes, write_seeds: Callable[[Any, tuple], None],
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data`, or of a remote backend a new object."""
     out = copy.copy(data) if data is not None else (custom_cls or Data)()
@@ -47,26 +59,40 @@ def build_batch(
             out._store[key] = value
     tensors = [t for t in (*part, *part.metadata) if isinstance(t, Tensor)]
     late = list(attributes.late)
-    if data is None or graph.layout == 'edge_index':
-        tensors += _set_edge_index(out, part, graph.loop_free)
-    elif part.n_id.is_cuda and _device_of(data.adj_t) == part.n_id.device:
-        # The values of a matrix on the device are the user's own, like the columns there.
-        late.append(LateRead(lambda: {'adj_t': _build_adj_t(part, data.adj_t)[0]}, []))
-    else:
-        out.adj_t, parts = _build_adj_t(part, data.adj_t)
-        tensors += parts
+    edges = Edges(
+        part.edge_index, part.rowptr, part.col, part.e_id, part.num_nodes, part.num_nodes,
+        part.hops, part.longest_row,
+    )  # fmt: skip
+    is_sparse = data is not None and layout != 'edge_index'
+    made, read = set_edges(out, data if is_sparse else None, edges, is_loop_free)
+    if not is_sparse and part.edge_weight is not None:
+        out.edge_weight = part.edge_weight
+    tensors += made
+    if read is not None:
+        late.append(read)
     _set_sampling(out, part)
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
 
-def _set_edge_index(out: Data, part: Subgraph, is_loop_free: bool) -> list[Tensor]:
-    """Sets the edges; returns the tensors made for them."""
-    out.edge_index = build_edge_index(part, is_loop_free)
-    if part.edge_weight is not None:
-        out.edge_weight = part.edge_weight
-    indptr = out.edge_index._indptr
-    return [] if indptr is None else [indptr]
+def set_edges(
+    out: Any, matrix_of: Any, edges: Edges, is_loop_free: bool, key: Any = None
+) -> tuple[list[Tensor], LateRead | None]:
+    """Sets the edges of a batch or of one of its stores, as a matrix like that of `matrix_of`, if
+    given; returns the tensors made for them, or how to read the matrix later."""
+    if matrix_of is None:
+        out.edge_index = build_edge_index(edges, is_loop_free)
+        indptr = out.edge_index._indptr
+        return [] if indptr is None else [indptr], None
+    device = edges.edge_index.device
+    if device.type == 'cuda' and _device_of(matrix_of.adj_t) == device:
+        # The values of a matrix on the device are the user's own, like the columns there.
+        def read() -> dict[str, object]:
+            return {'adj_t': _build_adj_t(edges, matrix_of.adj_t)[0]}
+
+        return [], LateRead(read, [], key)
+    out.adj_t, parts = _build_adj_t(edges, matrix_of.adj_t)
+    return parts, None
 
 
 def _set_sampling(out: Data, part: Subgraph) -> None:
@@ -80,13 +106,19 @@ def _set_sampling(out: Data, part: Subgraph) -> None:
     out.num_sampled_edges = part.num_sampled_edges
 
 
-def build_edge_index(part: Subgraph, is_loop_free: bool) -> EdgeIndex:
+def build_edge_index(edges: Edges, is_loop_free: bool) -> EdgeIndex:
     """The edges, with their CSR form by destination for PyG and for kernels."""
-    if part.rowptr is None or part.col is None:
-        num_nodes = part.n_id.numel()
-        return EdgeIndex(part.edge_index, sparse_size=(num_nodes, num_nodes))
-    out = BatchEdgeIndex.of(part.edge_index, part.rowptr.long())
-    keep_block(out, part.rowptr, part.col, part.hops, is_loop_free, part.longest_row)
+    size = edges.num_src, edges.num_dst
+    if edges.rowptr is None or edges.col is None:
+        return EdgeIndex(edges.edge_index, sparse_size=size)
+    if edges.num_src == edges.num_dst:
+        out: EdgeIndex = BatchEdgeIndex.of(edges.edge_index, edges.rowptr.long())
+    else:
+        out = EdgeIndex(edges.edge_index, sparse_size=size, sort_order='col')
+        out._indptr = edges.rowptr.long()
+    keep_block(
+        out, edges.rowptr, edges.col, edges.hops, is_loop_free, edges.longest_row, edges.num_src
+    )
     return out
 
 
@@ -95,23 +127,23 @@ def _device_of(adj_t: SparseTensor | Tensor) -> torch.device:
 
 
 def _build_adj_t(
-    part: Subgraph, adj_t: SparseTensor | Tensor
+    edges: Edges, adj_t: SparseTensor | Tensor
 ) -> tuple[SparseTensor | Tensor, list[Tensor]]:
     """The edges as a sparse matrix in the format of the graph's, and the tensors it is made of."""
-    num_nodes = part.n_id.numel()
-    row, col = part.edge_index
-    rowptr, e_id = part.rowptr, part.e_id
+    size = edges.num_dst, edges.num_src
+    row, col = edges.edge_index
+    rowptr, e_id = edges.rowptr, edges.e_id
     if rowptr is None:
         order = col.argsort(stable=True)
         row, col = row[order], col[order]
         e_id = None if e_id is None else e_id[order]
-        rowptr = index2ptr(col, num_nodes)
+        rowptr = index2ptr(col, edges.num_dst)
     rowptr = rowptr.long()
     if isinstance(adj_t, SparseTensor):
         value = adj_t.storage.value()
         value = None if value is None or e_id is None else _values_at(value, e_id, row.device)
         out = SparseTensor(
-            rowptr=rowptr, row=col, col=row, value=value, sparse_sizes=(num_nodes, num_nodes),
+            rowptr=rowptr, row=col, col=row, value=value, sparse_sizes=size,
             is_sorted=True, trust_data=True,
         )  # fmt: skip
     else:
@@ -120,7 +152,7 @@ def _build_adj_t(
             _values_at(value, e_id, row.device)
         )
         out = torch.sparse_csr_tensor(
-            rowptr, row, value, size=(num_nodes, num_nodes), check_invariants=False
+            rowptr, row, value, size=size, check_invariants=False
         )
     return out, [tensor for tensor in (rowptr, row, value) if tensor is not None]
 

@@ -1,12 +1,13 @@
 """The attributes of data as columns, in memory that batches read."""
 
 import threading
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.typing import TensorFrame
 
 from ..graph.csr import perm_name
@@ -14,7 +15,6 @@ from ..ops._library import ops
 from ._pinned import pin
 from ._pipeline import run_on
 from ._shards import ShardedFeatures
-from ._structure import Structure
 from ._versions import State, state_of
 
 SHORT_ROW = 16  # bytes: reading a label costs the bus as much as several features
@@ -55,17 +55,25 @@ class Cache:
 
     @classmethod
     def of_most_sampled(
-        cls, graph: Structure, ratio: float, device: torch.device
-    ) -> 'Cache | None':
-        """Caches a share of the nodes: those with the most outgoing edges, which are sampled most
-        often, ties by id. None: nothing is to be cached."""
+        cls, col: Tensor, num_nodes: Sequence[int], ratio: float, device: torch.device
+    ) -> 'list[Cache | None]':
+        """Caches a share of the nodes of each type: those with the most outgoing edges, which are
+        sampled most often, ties by id. None: nothing is to be cached.
+
+        Args:
+            col: The sources of all edges.
+            num_nodes: The number of nodes of each type, which are numbered one after the other.
+        """
         if ratio == 0 or not is_apart(torch.device('cpu'), device):
-            return None
-        col, num_nodes = graph.col, graph.num_nodes
-        degree = torch.zeros(num_nodes, dtype=torch.int64, device=col.device)
+            return [None] * len(num_nodes)
+        degree = torch.zeros(sum(num_nodes), dtype=torch.int64, device=col.device)
         degree.index_add_(0, col.long(), torch.ones_like(col, dtype=torch.int64))
-        order = degree.argsort(descending=True, stable=True)
-        return cls(order[: round(ratio * num_nodes)].to(device), num_nodes)
+        parts = degree.split(list(num_nodes))
+        orders = [part.argsort(descending=True, stable=True) for part in parts]
+        return [
+            cls(order[: round(ratio * size)].to(device), size)
+            for order, size in zip(orders, num_nodes, strict=True)
+        ]
 
 
 class Column:
@@ -89,7 +97,7 @@ class Column:
         self.rows: Tensor | None = None  # those in the cache
         if isinstance(value, ShardedFeatures) and value.num_nodes != num_rows:
             raise ValueError(
-                f"'data.{name}' must have {num_rows} rows, one for each of data.num_nodes, got "
+                f"'{name}' must have {num_rows} rows, one for each of data.num_nodes, got "
                 f'{value.num_nodes}: set data.num_nodes'
             )
         if place != 'user' and isinstance(value, Tensor):
@@ -154,7 +162,7 @@ class Column:
     def _check(self, value: Tensor) -> None:
         if value.size(0) != self._num_rows:
             raise ValueError(
-                f"'data.{self.name}' must have {self._num_rows} rows, as when the loader was made, "
+                f"'{self.name}' must have {self._num_rows} rows, as when the loader was made, "
                 f'got {value.size(0)}'
             )
 
@@ -192,13 +200,14 @@ def _select(
 
 
 class Table:
-    """The node-level or the edge-level attributes of data, kept up to date."""
+    """The node-level or the edge-level attributes of a store of data, kept up to date; `name` says
+    in errors which store."""
 
     def __init__(
-        self, data: Data, level: str, num_rows: int, device: torch.device,
+        self, store: BaseStorage, name: str, level: str, num_rows: int, device: torch.device,
         stream: torch.cuda.Stream | None, place: str, budget: Budget, cache: Cache | None,
     ) -> None:  # fmt: skip
-        self._data, self._level, self._num_rows = data, level, num_rows
+        self._store, self._name, self._level, self._num_rows = store, name, level, num_rows
         self._device, self._stream, self._place = device, stream, place
         self._budget, self._cache = budget, cache
         self._lock = threading.Lock()
@@ -225,7 +234,7 @@ class Table:
             return self._version, self._columns
 
     def _attributes(self) -> dict[str, object]:
-        store, is_node_level = self._data._store, self._level == 'node'
+        store, is_node_level = self._store, self._level == 'node'
         belongs = store.is_node_attr if is_node_level else store.is_edge_attr
         return {
             key: value
@@ -235,12 +244,13 @@ class Table:
         }
 
     def _read(self, key: str, value: object) -> Column:
-        dim = self._data.__cat_dim__(key, value, self._data._store)
+        dim = self._store._parent().__cat_dim__(key, value, self._store)
         column = self._columns.get(key)
         if column is not None and column.value is value and is_plain(value, dim):
             return column.copy_again()
         place = self._choose_place(value, dim)
-        return Column(key, value, dim, self._num_rows, self._device, place, self._cache)
+        name = f'{self._name}.{key}'
+        return Column(name, value, dim, self._num_rows, self._device, place, self._cache)
 
     def _choose_place(self, value: object, dim: int) -> str:
         """Where batches read a value: the user's memory, or a copy."""

@@ -5,17 +5,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from ..ops.match import match_degree
 from ..ops.node_map import NodeMap
 from ._batch import build_batch
 from ._columns import Budget
-from ._features import LocalFeatures, shard_features
-from ._fetch import LocalFetcher, RemoteFetcher
+from ._features import HeteroFeatures, LocalFeatures, features_of_data, shard_features
+from ._fetch import HeteroFetcher, LocalFetcher, RemoteFetcher
+from ._hetero_batch import build_hetero_batch
+from ._hetero_subgraph import HeteroSubgraph
 from ._links import LinkInput, LinkSeeds
 from ._options import GraphData, SamplingOptions, StorageOptions
 from ._order import greedy_order
@@ -26,6 +29,10 @@ from ._seeds import NodeInput, NodeSeeds, check_positions, mix_seeds
 from ._stats import Meter
 from ._structure import Structure, structure_of_data, structure_of_store
 from ._subgraph import Subgraph
+from ._typed_sample import numbered_nodes, rules_of, typed_map
+from ._typed_structure import TypedStructure, typed_structure
+
+Part: TypeAlias = Subgraph | HeteroSubgraph  # a batch before its attributes are fetched
 
 
 class Core:
@@ -40,7 +47,8 @@ class Core:
         storage: StorageOptions, seed: int, custom_cls: Callable[[], Data] | None,
     ) -> None:  # fmt: skip
         self.given, self.storage = shard_features(data, storage)
-        self.data: Data | None = self.given if isinstance(self.given, Data) else None
+        is_local = isinstance(self.given, (Data, HeteroData))
+        self.data: Data | HeteroData | None = self.given if is_local else None
         self.sampling, self.seed, self.custom_cls = sampling, seed, custom_cls
         self.device = storage.device
         self.meter = Meter(self.device)
@@ -51,15 +59,21 @@ class Core:
         self._lock = threading.Lock()
         budget = Budget(self.device, storage.max_device_bytes)
         graph = self._read_graph()
-        self.seeds: NodeSeeds | LinkSeeds = seeds.seeds(self.data, graph, self.device)
+        self.seeds: NodeSeeds | LinkSeeds = seeds.read(self.data, graph, sampling, self.device)
         on_host = is_cuda and not budget.take(storage.topology, graph.num_bytes)
-        self.graph = graph.place(self.device, on_host)
-        self.features: LocalFeatures | RemoteFeatures
-        if self.data is not None:
-            self.features = LocalFeatures(self.data, graph, self.storage, budget, self.stream)
+        self.graph: Structure | TypedStructure = graph.place(self.device, on_host)
+        self.rules = rules_of(sampling, self.device) if sampling.is_typed else None
+        self.features: LocalFeatures | HeteroFeatures | RemoteFeatures
+        if isinstance(self.data, HeteroData):
+            assert isinstance(graph, TypedStructure)
+            self.features = HeteroFeatures(self.data, graph, self.storage, budget, self.stream)
+        elif self.data is not None:
+            self.features = features_of_data(self.data, graph, self.storage, budget, self.stream)
         else:
             self.features = RemoteFeatures(self.given[0], self.device)
-        self.does_match = storage.match and self.features.crosses_bus()
+        # A node of several subgraphs has several rows, of which a match would find one.
+        can_match = storage.match and not sampling.has_roots
+        self.does_match = can_match and self.features.crosses_bus()
         self.reorder = self.does_match if storage.reorder is None else storage.reorder
         self.window = storage.window if is_cuda or self.reorder else 1
 
@@ -69,8 +83,10 @@ class Core:
             self.custom_cls,
         )  # fmt: skip
 
-    def _read_graph(self) -> Structure:
+    def _read_graph(self) -> Structure | TypedStructure:
         sampling = self.sampling
+        if self.data is not None and sampling.is_typed:
+            return typed_structure(self.data, sampling)
         if self.data is not None:
             return structure_of_data(
                 self.data, sampling.is_sorted, sampling.weight_attr, sampling.replace
@@ -78,6 +94,17 @@ class Core:
         if sampling.weight_attr is not None:
             raise ValueError("'weight_attr' must not be given for a (FeatureStore, GraphStore)")
         return structure_of_store(*self.given)
+
+    @property
+    def num_neighbors(self) -> list[int] | dict[Any, list[int]]:
+        """The fan-outs by hop; by edge type if they differ."""
+        if self.sampling.by_type is None:
+            return list(self.sampling.fanouts)
+        assert isinstance(self.graph, TypedStructure)
+        lists = [list(by_hop) for by_hop in zip(*self.sampling.by_type, strict=True)]
+        if all(by_hop == lists[0] for by_hop in lists):
+            return lists[0]
+        return dict(zip(self.graph.edge_types, lists, strict=True))
 
     def make_batches(self, positions: Iterator[tuple[int, Tensor]], epoch: int) -> Batches:
         """Makes the batches of an epoch, in the order in which the loader returns them."""
@@ -97,7 +124,7 @@ class Core:
                     yield pending
                     del pending, part
 
-    def make_batch(self, index: Tensor | list[int], seed: int) -> Data:
+    def make_batch(self, index: Tensor | list[int], seed: int) -> Any:
         """Makes a single batch, in this thread, of positions that the user gives."""
         try:
             positions = check_positions("'index'", index, len(self.seeds))
@@ -116,30 +143,45 @@ class Core:
                 tensor.record_stream(current)
         return pending.complete(self.meter)
 
-    def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Subgraph:
+    def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Part:
         seeds = self.seeds.take(positions, self.device, seed)
-        return sample_batch(self.graph, self.sampling, seeds, seed, node_map)
+        return sample_batch(self.graph, self.sampling, self.rules, seeds, seed, node_map)
 
-    def _order(self, parts: list[Subgraph], node_map: NodeMap) -> list[int]:
+    def _order(self, parts: list[Part], node_map: NodeMap) -> list[int]:
         """The order of the batches of a window."""
         if not self.reorder or len(parts) <= 2:
             return list(range(len(parts)))
-        n_ids = [part.n_id for part in parts]
+        n_ids = [numbered_nodes(self.graph, part) for part in parts]
         return greedy_order(match_degree(n_ids, self.graph.num_nodes, node_map=node_map))
 
-    def _fetcher(self, node_map: NodeMap) -> LocalFetcher | RemoteFetcher:
-        if isinstance(self.features, RemoteFeatures):
-            return RemoteFetcher(self.features, self.does_match, self.meter, node_map)
-        return LocalFetcher(
-            self.features, self.does_match, self.meter, node_map, self.device,
-            is_ahead=self.stream is not None,
-        )  # fmt: skip
+    def _fetcher(self, node_map: NodeMap) -> LocalFetcher | HeteroFetcher | RemoteFetcher:
+        features, is_ahead = self.features, self.stream is not None
+        args = self.does_match, self.meter, node_map
+        if isinstance(features, RemoteFeatures):
+            return RemoteFetcher(features, *args)
+        if isinstance(features, HeteroFeatures):
+            return HeteroFetcher(features, *args, self.device, is_ahead)
+        return LocalFetcher(features, *args, self.device, is_ahead)
 
-    def _fetch(self, part: Subgraph, fetcher: LocalFetcher | RemoteFetcher) -> PendingBatch:
+    def _fetch(
+        self, part: Part, fetcher: LocalFetcher | HeteroFetcher | RemoteFetcher
+    ) -> PendingBatch:
+        graph = self.graph
+        if isinstance(part, HeteroSubgraph):
+            assert isinstance(fetcher, HeteroFetcher)
+            assert isinstance(graph, TypedStructure)
+            by_type = fetcher.fetch(part)
+            self.meter.add_batch(part.num_nodes, part.num_edges)
+            return build_hetero_batch(self.data, graph, part, by_type, self.seeds.write)
+        assert not isinstance(fetcher, HeteroFetcher)
         attributes = fetcher.fetch(part)
-        self.meter.add_batch(part.n_id.numel(), part.edge_index.size(1))
+        self.meter.add_batch(part.num_nodes, part.num_edges)
+        if isinstance(graph, TypedStructure):
+            edges = graph.layout[None], graph.loop_free[None]
+        else:
+            edges = graph.layout, graph.loop_free
         return build_batch(
-            self.data, self.custom_cls, self.graph, part, attributes, self.seeds.write
+            self.data, self.custom_cls, *edges, part, attributes, self.seeds.write
         )
 
     @contextmanager
@@ -147,7 +189,9 @@ class Core:
         """A map for exclusive use, on the loader's stream."""
         with self._lock:
             node_map = self._maps.pop() if self._maps else None
-        if node_map is None:
+        if node_map is None and isinstance(self.graph, TypedStructure):
+            node_map = typed_map(self.graph, self.sampling, self.device)
+        elif node_map is None:
             node_map = NodeMap(self.graph.num_nodes, self.device)
         try:
             yield node_map
@@ -161,7 +205,7 @@ def _made_anew(arguments: dict) -> Core:
     options = {**arguments, 'max_device_bytes': arguments['limit']}
     options['transform'] = arguments['transform_sampler_output']
     sampling, storage = (
-        {field.name: options[field.name] for field in fields(kind)}
+        {field.name: options[field.name] for field in fields(kind) if field.name in options}
         for kind in (SamplingOptions, StorageOptions)
     )
     return Core(

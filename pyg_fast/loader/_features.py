@@ -2,41 +2,45 @@
 
 import copy
 import dataclasses
+from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from ._columns import SHORT_ROW, Budget, Cache, Column, Table, is_plain
 from ._options import SHARDED, GraphData, StorageOptions
 from ._shards import Exchange, ShardedFeatures
 from ._structure import Structure
+from ._typed_structure import TypedStructure, name_of
 
 
 class LocalFeatures:
-    """The attributes of a :class:`~torch_geometric.data.Data` object."""
+    """The attributes of a :class:`~torch_geometric.data.Data` object, or those of one type of
+    nodes or edges."""
 
-    def __init__(
-        self, data: Data, graph: Structure, storage: StorageOptions, budget: Budget,
-        stream: torch.cuda.Stream | None,
-    ) -> None:  # fmt: skip
-        device, place = storage.device, storage.features
-        cache = Cache.of_most_sampled(graph, storage.cache_ratio, device)
-        num_nodes, num_edges = graph.num_nodes, graph.col.numel()
-        self.nodes = Table(data, 'node', num_nodes, device, stream, place, budget, cache)
-        self.edges = Table(data, 'edge', num_edges, device, stream, place, budget, None)
+    def __init__(self, nodes: Table | None, edges: Table | None, device: torch.device) -> None:
+        self._nodes, self._edges = nodes, edges
         #: Reads features that other processes hold.
         self.exchange: Exchange | None = None
-        columns = self.nodes.update()[1]
+        columns = self.node_columns()[1]
         shards = [c.value for c in columns.values() if isinstance(c.value, ShardedFeatures)]
         if shards:
             self.exchange = Exchange(shards[0], device)
             self.select_shards(columns)
 
+    def node_columns(self) -> tuple[int, dict[str, Column]]:
+        """The node-level attributes, and a number that changes with them."""
+        return (0, {}) if self._nodes is None else self._nodes.update()
+
+    def edge_columns(self) -> dict[str, Column]:
+        """The edge-level attributes."""
+        return {} if self._edges is None else self._edges.update()[1]
+
     def crosses_bus(self) -> bool:
         """Whether any features are not on the device of the batches."""
         if self.exchange is not None and self.exchange.size > 1:
             return True
-        return any(column.on_host for column in self.nodes.update()[1].values())
+        return any(column.on_host for column in self.node_columns()[1].values())
 
     def select_shards(self, columns: dict[str, Column]) -> dict[str, ShardedFeatures]:
         """The features of which other processes hold rows, in the same order in all of them."""
@@ -59,13 +63,70 @@ class LocalFeatures:
         if not isinstance(end, StopIteration):
             self.exchange.fail(end)
             return
-        shards = self.select_shards(self.nodes.update()[1])
+        shards = self.select_shards(self.node_columns()[1])
         self.exchange.answer(list(shards.values()))
 
     def refresh(self) -> None:
         """Reads all copies again; the next batch reuses no rows of the previous one."""
-        self.nodes.update(refresh=True)
-        self.edges.update(refresh=True)
+        for table in (self._nodes, self._edges):
+            if table is not None:
+                table.update(refresh=True)
+
+
+def features_of_data(
+    data: Data, graph: Structure | TypedStructure, storage: StorageOptions, budget: Budget,
+    stream: torch.cuda.Stream | None,
+) -> LocalFeatures:  # fmt: skip
+    """The attributes of a :class:`~torch_geometric.data.Data` object."""
+    device, num_nodes = storage.device, graph.num_nodes
+    (cache,) = Cache.of_most_sampled(graph.col, [num_nodes], storage.cache_ratio, device)
+    args = device, stream, storage.features, budget
+    return LocalFeatures(
+        Table(data._store, 'data', 'node', num_nodes, *args, cache),
+        Table(data._store, 'data', 'edge', graph.col.numel(), *args, None), device,
+    )  # fmt: skip
+
+
+class HeteroFeatures:
+    """The attributes of a :class:`~torch_geometric.data.HeteroData` object, by type."""
+
+    exchange = None  # with other processes
+
+    def __init__(
+        self, data: HeteroData, graph: TypedStructure, storage: StorageOptions, budget: Budget,
+        stream: torch.cuda.Stream | None,
+    ) -> None:  # fmt: skip
+        device = storage.device
+        sizes, num_edges = graph.graph.types.sizes(), graph.graph.types.num_edges
+        caches = Cache.of_most_sampled(graph.col, sizes, storage.cache_ratio, device)
+        args = device, stream, storage.features, budget
+        self.nodes: dict[Any, LocalFeatures] = {
+            key: LocalFeatures(
+                Table(data[key], name_of(key), 'node', size, *args, cache), None, device
+            )
+            for key, size, cache in zip(graph.node_types, sizes, caches, strict=True)
+        }  # fmt: skip
+        self.edges: dict[Any, LocalFeatures] = {
+            key: LocalFeatures(
+                None, Table(data[key], name_of(key), 'edge', count, *args, None), device
+            )
+            for key, count in zip(graph.edge_types, num_edges, strict=True)
+        }  # fmt: skip
+        for key, part in self.nodes.items():
+            if part.exchange is not None:
+                raise ValueError(f"'{name_of(key)}' must not have sharded features")
+
+    def crosses_bus(self) -> bool:
+        """Whether any features are not on the device of the batches."""
+        return any(part.crosses_bus() for part in self.nodes.values())
+
+    def end_iterator(self, end: Exception) -> None:
+        """No process waits for this one."""
+
+    def refresh(self) -> None:
+        """Reads all copies again; the next batch reuses no rows of the previous one."""
+        for part in (*self.nodes.values(), *self.edges.values()):
+            part.refresh()
 
 
 def shard_features(data: GraphData, storage: StorageOptions) -> tuple[GraphData, StorageOptions]:
@@ -75,7 +136,8 @@ def shard_features(data: GraphData, storage: StorageOptions) -> tuple[GraphData,
         return data, storage
     if not isinstance(data, Data):
         raise ValueError(
-            "'features' must be 'auto' for a (FeatureStore, GraphStore), got 'sharded'"
+            "'features' must be 'auto' for HeteroData and a (FeatureStore, GraphStore), got "
+            "'sharded'"
         )
     out = copy.copy(data)
     out.num_nodes = data.num_nodes  # The whole tensors are gone.

@@ -1,5 +1,7 @@
 """Fetches the attributes of one batch after the other, and reuses the rows that two share."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,8 @@ from ..ops.match import match
 from ..ops.node_map import NodeMap
 from ._batch import Attributes
 from ._columns import Column
-from ._features import LocalFeatures
+from ._features import HeteroFeatures, LocalFeatures
+from ._hetero_subgraph import HeteroSubgraph
 from ._pipeline import LateRead
 from ._remote import RemoteFeatures, select_unmatched
 from ._shards import Request, ShardedFeatures
@@ -82,12 +85,13 @@ class LocalFetcher:
 
     def fetch(self, part: Subgraph) -> Attributes:
         out = Attributes({}, {}, [])
-        self._fetch_nodes(part.n_id, out)
-        self._fetch_edges(part.e_id, out)
+        self.fetch_nodes(part.n_id, out)
+        self.fetch_edges(part.e_id, out)
         return out
 
-    def _fetch_edges(self, e_id: Tensor | None, out: Attributes) -> None:
-        for key, column in self._features.edges.update()[1].items():
+    def fetch_edges(self, e_id: Tensor | None, out: Attributes) -> None:
+        """Adds the edge-level attributes; None: the edges are not known."""
+        for key, column in self._features.edge_columns().items():
             if e_id is None:
                 out.edges[key] = None
             elif self._is_ahead and column.is_late:
@@ -97,8 +101,9 @@ class LocalFetcher:
                 if column.on_host:
                     keep_until_read(self._device, column.source)
 
-    def _fetch_nodes(self, n_id: Tensor, out: Attributes) -> None:
-        version, columns = self._features.nodes.update()
+    def fetch_nodes(self, n_id: Tensor, out: Attributes) -> None:
+        """Adds the node-level attributes."""
+        version, columns = self._features.node_columns()
         self._previous.forget_if_stale(version)
         on_host = {key: column for key, column in columns.items() if column.on_host}
         shards = self._features.select_shards(columns)
@@ -175,6 +180,37 @@ class LocalFetcher:
         return LateRead(
             read, [t for t in (planned.ids, planned.position, matched) if t is not None]
         )
+
+
+class HeteroFetcher:
+    """Fetches from the attributes of each type of nodes and edges."""
+
+    def __init__(
+        self, features: HeteroFeatures, does_match: bool, meter: Meter, node_map: NodeMap,
+        device: torch.device, is_ahead: bool,
+    ) -> None:  # fmt: skip
+        self._nodes, self._edges = (
+            {
+                key: LocalFetcher(part, does_match, meter, node_map, device, is_ahead)
+                for key, part in parts.items()
+            }
+            for parts in (features.nodes, features.edges)
+        )
+
+    def fetch(self, part: HeteroSubgraph) -> dict[Any, Attributes]:
+        """The attributes by type."""
+        out: dict[Any, Attributes] = {}
+        for node_type, fetcher in self._nodes.items():
+            fetcher.fetch_nodes(part.n_id[node_type], _none_of(node_type, out))
+        for edge_type, fetcher in self._edges.items():
+            fetcher.fetch_edges(part.e_id[edge_type], _none_of(edge_type, out))
+        return out
+
+
+def _none_of(key: Any, out: dict[Any, Attributes]) -> Attributes:
+    """The attributes of a type, which has none yet."""
+    out[key] = Attributes({}, {}, [])
+    return out[key]
 
 
 class _PreviousShards:

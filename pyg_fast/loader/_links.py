@@ -2,21 +2,21 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
+from torch_geometric.sampler.base import SubgraphType
 
 from ._negatives import Negatives, negatives_of
-from ._seeds import SeedBatch, copy_input_id, find_outside, mix_seeds
+from ._options import SamplingOptions
+from ._seeds import SeedBatch, copy_of_seeds, copy_of_times, find_outside, mix_seeds
 from ._structure import Structure
-
-BINARY = ('input_id', 'edge_label_index', 'edge_label', 'edge_label_time')
-TRIPLET = ('input_id', 'src_index', 'dst_pos_index', 'dst_neg_index', 'seed_time')
+from ._typed_structure import EdgeType, NodeType, TypedStructure
 
 
 @dataclass(frozen=True)
@@ -24,40 +24,86 @@ class LinkInput:
     """A loader's arguments that say around which links to sample."""
 
     argument: ClassVar[str] = 'edge_label_index'
-    edge_label_index: Tensor | None
+    edge_label_index: Any  # PyG's
     edge_label: Tensor | None = None
+    edge_label_time: Tensor | None = None
     input_id: Tensor | None = None
     neg_sampling: NegativeSampling | None = None
     true_negatives: bool = False
-    drops_edges: bool = False
-    drops_reverse: bool = False
+    drop_seed_edges: bool = False
+    rev_edge_type: EdgeType | bool = None
 
-    def seeds(self, data: Data | None, graph: Structure, device: torch.device) -> 'LinkSeeds':
+    def read(
+        self, data: Data | HeteroData | None, graph: Structure | TypedStructure,
+        options: SamplingOptions, device: torch.device,
+    ) -> 'LinkSeeds':  # fmt: skip
         """The seeds, checked and copied."""
-        edges = self.edge_label_index
-        if edges is None:
-            edges = edges_of(graph) if data is None or 'edge_index' not in data else data.edge_index
-        links = _copy_links(edges, graph.num_nodes)
+        key, links = _split_links(data, self.edge_label_index)
+        ends = (None, None) if key is None else (key[0], key[2])
+        sizes = [_num_nodes(data, graph, node_type) for node_type in ends]
+        if links is None:
+            store: Any = data if key is None or data is None else data[key]
+            is_list = store is not None and 'edge_index' in store
+            links = store.edge_index if is_list else edges_of(graph, key)
+        links = _copy_links(links, sizes)
         count, sampling, input_id = links.size(1), self.neg_sampling, self.input_id
+        given, label, time = (count, self.argument), None, None
         if input_id is not None:
-            input_id = copy_input_id(input_id, count, self.argument)
-        label = None if self.edge_label is None else _copy_label(self.edge_label, count)
-        negatives = None
-        if sampling is not None:
-            if label is not None and sampling.is_triplet():
+            input_id = copy_of_seeds('input_id', input_id, *given)
+        if self.edge_label is not None:
+            label = _copy_label(self.edge_label, sampling, count)
+        if self.edge_label_time is not None:
+            time = copy_of_times('edge_label_time', self.edge_label_time, *given)
+        negatives, known = None, None
+        if sampling is not None and count:
+            if self.true_negatives:
+                known = [links.to(graph.col.device)]
+                if isinstance(graph, Structure) or key in graph.edge_types:
+                    known.append(edges_of(graph, key))
+            times = [
+                graph.node_time.get(node_type) if isinstance(graph, TypedStructure) else None
+                for node_type in ends
+            ]
+            negatives = negatives_of(
+                sampling, sizes, None if known is None else torch.cat(known, 1), links, times,
+                device,
+            )  # fmt: skip
+        dropped = self._dropped_types(data, key, options)
+        return LinkSeeds(links, label, time, input_id, self, key, negatives, dropped, options)
+
+    def _dropped_types(
+        self, data: Data | HeteroData | None, key: EdgeType, options: SamplingOptions
+    ) -> tuple[tuple[EdgeType, bool], ...]:
+        """The edge types from which links are dropped, and whether against their direction."""
+        if not self.drop_seed_edges:
+            return ()
+        reverse, is_both_ways = self.rev_edge_type, options.subgraph_type == _BOTH_WAYS
+        if not isinstance(data, HeteroData) or key is None:
+            if isinstance(reverse, tuple):
                 raise ValueError(
-                    "'edge_label' must be None for 'triplet' negative sampling: batches have "
-                    'src_index, dst_pos_index and dst_neg_index'
+                    f"'rev_edge_type' must be True or False for a graph with one type of edges, "
+                    f'got {reverse}'
                 )
-            if label is not None and label.numel() and label.min() == 0:
-                label = label + 1  # Zero is the label of negatives.
-            if count:
-                sizes = graph.num_nodes, graph.num_nodes
-                known = None
-                if self.true_negatives:
-                    known = torch.cat([edges_of(graph), links.to(graph.col.device)], 1)
-                negatives = negatives_of(sampling, sizes, known, links, (None, None), device)
-        return LinkSeeds(links, label, input_id, self, negatives)
+            return ((None, False), (None, True)) if reverse or is_both_ways else ((None, False),)
+        if reverse is True:
+            reverse = key
+        if not reverse:
+            if is_both_ways:
+                raise ValueError(
+                    "'rev_edge_type' must name the type of the reverse edges for "
+                    "'drop_seed_edges=True' and subgraph_type='bidirectional'"
+                )
+            return ((key, False),)
+        reverse = _canonical(data, 'rev_edge_type', reverse)
+        if reverse not in data.edge_types or (reverse[0], reverse[2]) != (key[2], key[0]):
+            raise ValueError(
+                f"'rev_edge_type' must be an edge type of 'data' from {key[2]!r} to {key[0]!r}, "
+                f'got {reverse}'
+            )
+        return ((key, False), (reverse, True))
+
+
+_BOTH_WAYS = SubgraphType.bidirectional
 
 
 @dataclass(frozen=True)
@@ -66,74 +112,139 @@ class LinkSeeds:
 
     links: Tensor  # int64
     label: Tensor | None
+    time: Tensor | None  # in its own dtype
     input_id: Tensor | None  # `batch.input_id` of each; None: its position
     input: LinkInput
+    edge_type: EdgeType
     negatives: Negatives | None  # None: without negative sampling, or without links
+    dropped_types: tuple[tuple[EdgeType, bool], ...]
+    options: SamplingOptions
 
     def __len__(self) -> int:
         return self.links.size(1)
 
     def take(self, positions: Tensor, device: torch.device, seed: int) -> SeedBatch:
-        """The seeds of a batch: the ends of its links and of their negatives, each node once."""
+        """The seeds of a batch: the ends of its links and of their negatives."""
+
+        def at(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[positions].to(device)
+
+        num_pos, label, time = positions.numel(), at(self.label), at(self.time)
+        input_id = positions.to(device) if self.input_id is None else at(self.input_id)
         src, dst = self.links[:, positions].to(device)
-        dropped = None
-        if self.input.drops_edges:
-            dropped = torch.stack([src, dst])
-            if self.input.drops_reverse:
-                dropped = torch.cat([dropped, dropped.flip(0)], 1)
-        input_id = positions if self.input_id is None else self.input_id[positions]
-        label = None if self.label is None else self.label[positions].to(device)
-        sampling, num_pos = self.input.neg_sampling, positions.numel()
-        if sampling is not None:
-            ends = self._draw(src, sampling, mix_seeds(seed, 3))
-            if sampling.is_binary():
-                src = torch.cat([src, ends[0]])
-                label = src.new_ones(num_pos, dtype=torch.float) if label is None else label
-                label = torch.cat([label, label.new_zeros(ends[0].numel(), *label.shape[1:])])
-            dst = torch.cat([dst, ends[1]])
-        nodes, local, num_nodes = distinct(torch.cat([src, dst]))
-        metadata: tuple[object, ...]
-        if sampling is None or sampling.is_binary():
-            metadata = input_id.to(device), local.view(2, -1), label, None
-        else:
-            # The negatives of a link are as far apart as it has links.
-            src_index, positive, negative = local.split([num_pos, num_pos, dst.numel() - num_pos])
-            negative = negative.view(int(sampling.amount), num_pos).t().contiguous().squeeze(-1)
-            metadata = input_id.to(device), src_index, positive, negative, None
-        return SeedBatch(nodes, metadata, num_nodes, dropped)
+        dropped = self._dropped(torch.stack([src, dst]))
 
-    def _draw(
-        self, src: Tensor, sampling: NegativeSampling, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """The ends of negative links."""
-        count = math.ceil(src.numel() * sampling.amount)
-        if self.negatives is None or count == 0:
-            return src[:0], src[:0]
-        if sampling.is_binary():
-            src = self.negatives.draw_sources(count, seed, None, src)
-        else:
-            src = src.repeat(int(sampling.amount))
-        return src, self.negatives.draw_destinations(src, seed, None)
-
-    def write(self, batch: Data, metadata: tuple) -> None:
-        """Writes what a batch tells of its links."""
+        # Of each end of a link, also of a negative one, the number of its positive link.
+        number = torch.arange(num_pos, device=device)
+        numbers = [number, number]
         sampling = self.input.neg_sampling
         is_triplet = sampling is not None and sampling.is_triplet()
-        for name, value in zip(TRIPLET if is_triplet else BINARY, metadata, strict=True):
-            batch[name] = value
-        if is_triplet:  # Attributes of the whole graph of these names would be wrong here.
-            for name in ('edge_label_index', 'edge_label_time'):
-                batch._store.pop(name, None)
+        if sampling is not None:
+            count = math.ceil(num_pos * sampling.amount)
+            number = torch.arange(count, device=device) % max(1, num_pos)
+            negative = self._draw(src, number, time, mix_seeds(seed, 3))
+            dst, numbers[1] = torch.cat([dst, negative[1]]), torch.cat([numbers[1], number])
+            if not is_triplet:
+                src, numbers[0] = torch.cat([src, negative[0]]), numbers[1]
+                label = torch.ones(num_pos, device=device) if label is None else label
+                label = torch.cat([label, label.new_zeros(count, *label.shape[1:])])
+
+        nodes, local, num_nodes = self._seeds_of(src, dst)
+        batch = seed_time = None
+        if self.options.has_roots:
+            batch = torch.cat(numbers)
+            if time is not None:
+                seed_time = self._by_type(*(time.long()[number] for number in numbers))
+        metadata: tuple[object, ...]
+        if sampling is not None and is_triplet:
+            # Negatives of a link are as far apart as the batch has links.
+            positive, other = local[1].split([num_pos, dst.numel() - num_pos])
+            other = other.view(int(sampling.amount), num_pos).t().contiguous().squeeze(-1)
+            metadata = input_id, local[0], positive, other, time
+        else:
+            label_time = None if time is None else time[numbers[0]]
+            metadata = input_id, torch.stack(local), label, label_time
+        return SeedBatch(nodes, metadata, seed_time, num_nodes, batch, dropped)
+
+    def _dropped(self, links: Tensor) -> dict[EdgeType, Tensor] | None:
+        out: dict[EdgeType, Tensor] = {}
+        for key, is_reverse in self.dropped_types:
+            pairs = links.flip(0) if is_reverse else links
+            out[key] = torch.cat([out[key], pairs], 1) if key in out else pairs
+        return out or None
+
+    def _draw(
+        self, src: Tensor, number: Tensor, time: Tensor | None, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """The ends of negative links; `number` are those of their positive ones."""
+        if self.negatives is None or number.numel() == 0:
+            return src[:0], src[:0]
+        assert self.input.neg_sampling is not None
+        time = None if time is None else time.long()[number]
+        if self.input.neg_sampling.is_binary():
+            src = self.negatives.draw_sources(number.numel(), seed, time, src)
+        else:
+            src = src[number]
+        return src, self.negatives.draw_destinations(src, seed, time)
+
+    def _by_type(self, src: Tensor, dst: Tensor) -> Tensor | dict[str, Tensor]:
+        """What seeds are or have, in the order in which subgraphs of theirs are numbered."""
+        if self.edge_type is None:
+            return torch.cat([src, dst])
+        if self.edge_type[0] == self.edge_type[2]:
+            return {self.edge_type[0]: torch.cat([src, dst])}
+        return {self.edge_type[0]: src, self.edge_type[2]: dst}
+
+    def _seeds_of(
+        self, src: Tensor, dst: Tensor
+    ) -> tuple[Tensor | dict[str, Tensor], tuple[Tensor, Tensor], Tensor | None]:
+        """The seeds, the positions of sources and destinations among those of their types, and the
+        number of seeds."""
+        nodes = self._by_type(src, dst)
+        parts = list(nodes.values()) if isinstance(nodes, dict) else [nodes]
+        num_nodes = None
+        if self.options.has_roots:
+            local = [torch.arange(part.numel(), device=part.device) for part in parts]
+        elif self.options.is_typed:
+            found = [part.unique(return_inverse=True) for part in parts]
+            assert isinstance(nodes, dict)
+            nodes = {key: part for key, (part, _) in zip(nodes, found, strict=True)}
+            local = [inverse for _, inverse in found]
+        else:
+            nodes, inverse, num_nodes = distinct(parts[0])
+            local = [inverse]
+        if len(local) == 1:
+            local = list(local[0].split([src.numel(), dst.numel()]))
+        return nodes, (local[0], local[1]), num_nodes
+
+    def write(self, batch: Any, metadata: tuple) -> None:
+        """Writes what a batch tells of its links."""
+        sampling, key = self.input.neg_sampling, self.edge_type
+        stores = [batch] * 3 if key is None else [batch[key[0]], batch[key], batch[key[2]]]
+        src, link, dst = stores
+        if sampling is None or sampling.is_binary():
+            link.input_id, link.edge_label_index, link.edge_label, link.edge_label_time = metadata
+            return
+        link.input_id, src.src_index, dst.dst_pos_index, dst.dst_neg_index, time = metadata
+        src.seed_time = dst.seed_time = time
+        # Attributes of the whole graph of these names would be wrong here.
+        for name in ('edge_label_index', 'edge_label_time'):
+            if name in link:
+                del link[name]
 
     def to_input(self) -> LinkInput:
+        links = self.links if self.edge_type is None else (self.edge_type, self.links)
         return replace(
-            self.input, edge_label_index=self.links, edge_label=self.label, input_id=self.input_id
-        )
+            self.input, edge_label_index=links, edge_label=self.label, edge_label_time=self.time,
+            input_id=self.input_id,
+        )  # fmt: skip
 
     def to_pyg(self) -> EdgeSamplerInput:
         """A copy, as PyG's loader has it."""
-        input_id, label = (t if t is None else t.clone() for t in (self.input_id, self.label))
-        return EdgeSamplerInput(input_id, *self.links, label)
+        input_id, label, time = (
+            t if t is None else t.clone() for t in (self.input_id, self.label, self.time)
+        )
+        return EdgeSamplerInput(input_id, *self.links, label, time, self.edge_type)
 
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,14 +261,62 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return out, local, rank[-1] + 1
 
 
-def edges_of(graph: Structure) -> Tensor:
-    """The edges of a graph by destination :math:`(2, |\\mathcal{E}|)`."""
-    degree, col = graph.rowptr.diff().long(), graph.col.long()
-    dst = torch.arange(graph.num_nodes, device=col.device)
+def edges_of(graph: Structure | TypedStructure, key: EdgeType = None) -> Tensor:
+    """The edges of a type by destination :math:`(2, |\\mathcal{E}|)`."""
+    if isinstance(graph, Structure):
+        rowptr, col = graph.rowptr, graph.col.long()
+    else:
+        types, k = graph.graph.types, graph.edge_types.index(key)
+        sizes, ends = types.sizes(), types.ends
+        row = sum(sizes[dst] for _, dst in ends[:k])
+        rowptr = graph.graph.rowptr[row : row + sizes[ends[k][1]] + 1]
+        col = graph.graph.col[int(rowptr[0]) : int(rowptr[-1])].long()
+        col = col - types.first_node[ends[k][0]]
+    degree = rowptr.diff().long()
+    dst = torch.arange(degree.numel(), device=col.device)
     return torch.stack([col, dst.repeat_interleave(degree, output_size=col.numel())])
 
 
-def _copy_links(links: object, num_nodes: int) -> Tensor:
+def _num_nodes(
+    data: Data | HeteroData | None, graph: Structure | TypedStructure, node_type: NodeType
+) -> int:
+    if isinstance(data, HeteroData):
+        return data[node_type].num_nodes
+    return graph.num_nodes
+
+
+def _canonical(data: HeteroData, name: str, key: object) -> tuple[str, str, str]:
+    """An edge type as PyG spells it out."""
+    is_type = isinstance(key, (tuple, list)) and all(isinstance(part, str) for part in key)
+    if not is_type or len(key) not in (2, 3):  # type: ignore[arg-type]
+        raise TypeError(f"'{name}' must name an edge type, got {key!r}")
+    return data._to_canonical(*key)  # type: ignore[misc]
+
+
+def _split_links(
+    data: Data | HeteroData | None, given: Any
+) -> tuple[EdgeType, Tensor | None]:
+    """The edge type of the links of :class:`~torch_geometric.data.HeteroData`, and the links; None:
+    all edges."""
+    if not isinstance(data, HeteroData):
+        return None, given
+    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+        raise TypeError(
+            f"'edge_label_index' must be an edge type, or a pair of it and links, for HeteroData, "
+            f'got {type(given).__name__}'
+        )
+    is_type = all(isinstance(part, str) for part in given)
+    key, links = (given, None) if is_type else given
+    key = _canonical(data, 'edge_label_index', key)
+    missing = [node_type for node_type in (key[0], key[2]) if node_type not in data.node_types]
+    if missing or (links is None and key not in data.edge_types):
+        raise ValueError(
+            f"'edge_label_index' must name one of the edge types {data.edge_types}, got {key}"
+        )
+    return key, links
+
+
+def _copy_links(links: object, sizes: list[int]) -> Tensor:
     if not isinstance(links, Tensor):
         raise TypeError(f"'edge_label_index' must be a tensor, got {type(links).__name__}")
     if links.is_floating_point() or links.is_complex() or links.dtype == torch.bool:
@@ -169,13 +328,20 @@ def _copy_links(links: object, num_nodes: int) -> Tensor:
     links = links.as_tensor() if isinstance(links, EdgeIndex) else links
     # Copy first: a check of the original would not cover later writes.
     links = torch.clone(links.detach().cpu()).to(torch.int64)
-    wrong = find_outside(links, num_nodes)
-    if wrong is not None:
-        raise IndexError(f"'edge_label_index' must be from 0 to {num_nodes - 1}, got {wrong}")
+    for ids, size in zip(links, sizes, strict=True):
+        wrong = find_outside(ids, size)
+        if wrong is not None:
+            raise IndexError(f"'edge_label_index' must be from 0 to {size - 1}, got {wrong}")
     return links
 
 
-def _copy_label(label: object, count: int) -> Tensor:
+def _copy_label(label: object, sampling: NegativeSampling | None, count: int) -> Tensor:
+    """A copy of the labels, plus one where zero becomes the label of negatives."""
+    if sampling is not None and sampling.is_triplet():
+        raise ValueError(
+            "'edge_label' must be None for 'triplet' negative sampling: batches have src_index, "
+            'dst_pos_index and dst_neg_index'
+        )
     if not isinstance(label, Tensor):
         raise TypeError(f"'edge_label' must be a tensor, got {type(label).__name__}")
     if label.dim() == 0 or label.size(0) != count:
@@ -183,4 +349,5 @@ def _copy_label(label: object, count: int) -> Tensor:
             f"'edge_label' must have {count} entries as 'edge_label_index', got shape "
             f'{list(label.shape)}'
         )
-    return torch.clone(label.detach().cpu())
+    label = torch.clone(label.detach().cpu())
+    return label + 1 if sampling is not None and count and label.min() == 0 else label

@@ -1,7 +1,7 @@
 """What the loaders of sampled mini-batches share, whatever their seeds are."""
 
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class SampledLoader:
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
         return ThreadedIterator(*args, core.stream, _PREFETCH, on_end)
 
-    def __call__(self, index: Tensor | list[int]) -> Data:
+    def __call__(self, index: Tensor | list[int]) -> Any:
         """A batch of these seeds, given as positions in the list of seeds. Each call draws a new
         sample, in a sequence given by :obj:`seed`; on CUDA it waits for the batch.
 
@@ -92,7 +92,7 @@ class SampledLoader:
         """
         return self.filter_fn(self.collate_fn(index))
 
-    def collate_fn(self, index: Tensor | list[int]) -> Data:
+    def collate_fn(self, index: Tensor | list[int]) -> Any:
         """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
         worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
         if worker is not None and self._core.features.exchange is not None:
@@ -176,7 +176,7 @@ class SampledLoader:
     def __repr__(self) -> str:
         core, options = self._core, self._seeds.options
         parts = [
-            f'num_neighbors={list(core.sampling.fanouts)}', f'batch_size={options.batch_size}',
+            f'num_neighbors={core.num_neighbors}', f'batch_size={options.batch_size}',
             f'seeds={len(core.seeds)}', f'batches={len(self)}', f"device='{core.device}'",
         ]  # fmt: skip
         parts += [f'{name}=True' for name in ('shuffle', 'drop_last') if getattr(options, name)]
@@ -188,8 +188,8 @@ class NamedSampler(BaseSampler):
 
     edge_permutation = None
 
-    def __init__(self, fanouts: tuple[int, ...]) -> None:
-        self.num_neighbors = NumNeighbors(list(fanouts))
+    def __init__(self, num_neighbors: list[int] | dict[Any, list[int]]) -> None:
+        self.num_neighbors = NumNeighbors(num_neighbors)
 
     def sample_from_nodes(self, index: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(

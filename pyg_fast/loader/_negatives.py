@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from ._subgraph import is_in
+from ._drop import is_in
 
 _TRIES = 8  # draws by weight that may hit edges
 
@@ -170,8 +170,8 @@ class Negatives:
 
 
 def negatives_of(
-    sampling: NegativeSampling, sizes: tuple[int, int], edges: Tensor | None, links: Tensor,
-    times: tuple[Tensor | None, Tensor | None], device: torch.device,
+    sampling: NegativeSampling, sizes: list[int], edges: Tensor | None, links: Tensor,
+    times: list[Tensor | None], device: torch.device,
 ) -> Negatives:  # fmt: skip
     """What draws negatives for links :math:`(2, P)`.
 

@@ -2,16 +2,19 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import NegativeSampling, NumNeighbors, SamplerOutput
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.sampler.neighbor_sampler import NumNeighborsType
+from torch_geometric.typing import EdgeType, EdgeTypeStr
 
 from ..ops._library import with_cuda
 from ..ops._numbers import check_number, check_share
@@ -20,12 +23,13 @@ from ..ops.random_walk import MOST_VISITS
 from ._shards import ShardedFeatures
 
 #: A graph in this process, or in a remote backend.
-GraphData: TypeAlias = Data | tuple[FeatureStore, GraphStore]
-OutputTransform: TypeAlias = Callable[[SamplerOutput], SamplerOutput]
+GraphData: TypeAlias = Data | HeteroData | tuple[FeatureStore, GraphStore]
+OutputTransform: TypeAlias = Callable[[Any], Any]
 
 PLACES = ('auto', 'host', 'device')
 SHARDED = 'sharded'  # a place of features alone
 SAMPLERS = ('neighbor', 'random_walk')
+STRATEGIES = ('uniform', 'last')
 # Arguments for worker processes, which this loader does not have.
 WITHOUT_EFFECT = frozenset((
     'num_workers', 'persistent_workers', 'pin_memory', 'pin_memory_device', 'prefetch_factor',
@@ -53,13 +57,45 @@ class SamplingOptions:
     weight_attr: str | None = None
     is_sorted: bool = False
     transform: OutputTransform | None = None
+    by_type: tuple[tuple[int, ...], ...] | None = None  # fan-outs by hop and edge type: HeteroData
+    disjoint: bool = False
+    time_attr: str | None = None
+    temporal_strategy: str = 'uniform'
+    max_age: int | None = None
+
+    @property
+    def has_roots(self) -> bool:
+        """Whether each seed has a subgraph of its own."""
+        return self.disjoint or self.time_attr is not None
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the sampler with types, times and subgraphs makes the batches."""
+        return self.by_type is not None or self.has_roots
 
     def __post_init__(self) -> None:
         check_bool('replace', self.replace)
         check_bool('is_sorted', self.is_sorted)
+        check_bool('disjoint', self.disjoint)
         check_callable('transform_sampler_output', self.transform)
+        check_choice('temporal_strategy', self.temporal_strategy, STRATEGIES)
+        if self.time_attr is not None and not isinstance(self.time_attr, str):
+            raise TypeError(f"'time_attr' must be a name, got {type(self.time_attr).__name__}")
+        if self.max_age is not None:
+            check_number('max_age', self.max_age)
+            if self.time_attr is None:
+                raise ValueError("'max_age' must not be given without 'time_attr'")
+        if self.has_roots and self.subgraph_type == SubgraphType.induced:
+            raise ValueError(
+                "'disjoint' and 'time_attr' must not be given with subgraph_type='induced'"
+            )
         if self.walks is None:
             return
+        if self.is_typed:
+            raise ValueError(
+                "random walks must be on a graph with one type of nodes and edges, without "
+                "'disjoint' and 'time_attr'"
+            )
         if -1 in self.fanouts:
             raise ValueError("'num_neighbors' must be positive for random walks, got -1")
         is_directional = self.subgraph_type == SubgraphType.directional
@@ -121,37 +157,36 @@ class BatchOptions:
 
 
 def check_data(data: object) -> None:
-    if isinstance(data, HeteroData):
-        raise TypeError(
-            "'data' must be a graph with one type of nodes and edges, got HeteroData: use "
-            'torch_geometric.loader.NeighborLoader, or data.to_homogeneous()'
-        )
-    if isinstance(data, Data):
+    if isinstance(data, (Data, HeteroData)):
         return
     if isinstance(data, (tuple, list)) and len(data) == 2:
         features, graph = data
         if isinstance(features, FeatureStore) and isinstance(graph, GraphStore):
             return
     raise TypeError(
-        f"'data' must be a Data object or a (FeatureStore, GraphStore), got {type(data).__name__}"
+        f"'data' must be a Data or HeteroData object or a (FeatureStore, GraphStore), got "
+        f'{type(data).__name__}'
     )
 
 
-def refuse_unsupported(
-    name: str, disjoint: bool, has_time: bool, neighbor_sampler: object,
-    kwargs: Mapping[str, object],
-) -> None:  # fmt: skip
-    """Raises an error for arguments of PyG's loader that the loader of this name does not have."""
-    instead = f'use torch_geometric.loader.{name.removeprefix("Fast")}'
-    if disjoint:
-        raise ValueError(f"'disjoint' must be False, batches are one graph: {instead}")
-    if has_time:
+def check_remote(data: object, sampling: SamplingOptions) -> None:
+    """Raises an error for what a remote backend does not have."""
+    if not isinstance(data, (Data, HeteroData)) and sampling.is_typed:
         raise ValueError(
-            f"'time_attr', 'input_time' and 'temporal_strategy' must not be given, edges have no "
-            f'time here: {instead}'
+            "'disjoint' and 'time_attr' must not be given for a (FeatureStore, GraphStore): use "
+            'torch_geometric.loader.NeighborLoader'
         )
+
+
+def refuse_unsupported(
+    name: str, neighbor_sampler: object, kwargs: Mapping[str, object]
+) -> None:
+    """Raises an error for arguments of PyG's loader that the loader of this name does not have."""
     if neighbor_sampler is not None:
-        raise TypeError(f"'neighbor_sampler' must be None, this loader samples itself: {instead}")
+        raise TypeError(
+            "'neighbor_sampler' must be None, this loader samples itself: use "
+            f'torch_geometric.loader.{name.removeprefix("Fast")}'
+        )
     if kwargs.get('collate_fn') is not None:
         raise TypeError("'collate_fn' must not be given: use 'transform'")
     unknown = sorted(set(kwargs) - WITHOUT_EFFECT)
@@ -174,12 +209,63 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"'{name}' must be one of {choices}, got {value!r}")
 
 
-def resolve_fanouts(num_neighbors: Sequence[int] | NumNeighbors) -> tuple[int, ...]:
+def resolve_fanouts(
+    data: GraphData, num_neighbors: NumNeighborsType
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
+    """The fan-outs by hop, or of HeteroData by hop and edge type."""
+    if isinstance(data, HeteroData):
+        return (), _typed_fanouts(data, num_neighbors)
     if isinstance(num_neighbors, NumNeighbors):
         num_neighbors = num_neighbors.values
-    if isinstance(num_neighbors, (list, tuple)):
-        num_neighbors = [int(k) if isinstance(k, np.integer) else k for k in num_neighbors]
-    return check_num_neighbors(num_neighbors)
+    return check_num_neighbors(_as_ints(num_neighbors)), None
+
+
+def _typed_fanouts(
+    data: HeteroData, num_neighbors: NumNeighborsType
+) -> tuple[tuple[int, ...], ...]:
+    """The fan-outs by hop and edge type; zero: no edges of this type."""
+    if isinstance(num_neighbors, NumNeighbors):
+        default, num_neighbors = num_neighbors.default, num_neighbors.values
+    else:
+        default = None
+    edge_types = data.edge_types
+    if not isinstance(num_neighbors, Mapping):
+        lists = dict.fromkeys(edge_types, num_neighbors)
+    else:
+        lists = {_edge_type_of(data, key): value for key, value in num_neighbors.items()}
+        missing = [key for key in edge_types if key not in lists]
+        if missing and default is None:
+            raise ValueError(
+                f"'num_neighbors' must name all edge types, got none for {missing[0]}"
+            )
+        lists = {key: lists.get(key, default) for key in edge_types}
+    checked = [check_num_neighbors(_as_ints(value), least=0) for value in lists.values()]
+    lengths = {len(value) for value in checked}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"'num_neighbors' must have as many hops for all edge types, got {sorted(lengths)}"
+        )
+    return tuple(zip(*checked, strict=True))
+
+
+def _edge_type_of(data: HeteroData, key: Any) -> EdgeType:
+    """The edge type that a key names, also as PyG's text or without a relation."""
+    edge_type = key
+    if not isinstance(key, tuple) or len(key) != 3:
+        with suppress(ValueError):
+            edge_type = EdgeTypeStr(key).to_tuple()
+    if edge_type not in data.edge_types:
+        raise ValueError(
+            f"'num_neighbors' must name edge types of 'data', {data.edge_types}, got {key!r}"
+        )
+    return edge_type
+
+
+def _as_ints(values: Any) -> Any:
+    """A list with Python's integers in place of NumPy's; anything else as it is."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    return [int(k) if isinstance(k, np.integer) else k for k in values]
 
 
 def resolve_subgraph_type(subgraph_type: SubgraphType | str, directed: bool) -> SubgraphType:
@@ -271,7 +357,8 @@ def resolve_seed(
 def resolve_device(data: GraphData, device: torch.device | str | None) -> torch.device:
     """The device of the batches: by default that of the first tensor of data."""
     if device is None:
-        values = data._store.values() if isinstance(data, Data) else ()
+        stores = data.stores if isinstance(data, (Data, HeteroData)) else ()
+        values = [value for store in stores for value in store.values()]
         tensors = [v.part if isinstance(v, ShardedFeatures) else v for v in values]
         devices = [value.device for value in tensors if isinstance(value, Tensor)]
         out = devices[0] if devices else torch.device('cpu')

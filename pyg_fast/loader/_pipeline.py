@@ -10,7 +10,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from ._stats import Meter, on_stream
 
@@ -18,7 +17,7 @@ T = TypeVar('T')
 Self = TypeVar('Self', bound='BatchIterator')
 
 #: What a user's function makes of a batch may be anything.
-Transform: TypeAlias = Callable[[Data], Any]
+Transform: TypeAlias = Callable[[Any], Any]
 OnEnd: TypeAlias = Callable[[Exception], None]
 
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -29,22 +28,25 @@ class LateRead(NamedTuple):
 
     read: Callable[[], dict[str, object]]
     tensors: list[Tensor]  # what it reads that another stream wrote
+    key: Any = None  # the type of nodes or edges that has them
 
 
 class PendingBatch(NamedTuple):
     """A batch that may lack attributes."""
 
-    batch: Data
+    batch: Any  # Data or HeteroData
     tensors: list[Tensor]  # its tensors that another stream wrote
     late: Sequence[LateRead] = ()
 
-    def complete(self, meter: Meter) -> Data:
+    def complete(self, meter: Meter) -> Any:
         """Reads what it lacks, on the stream that uses the batch."""
         if self.late:
             with meter.measure('fetch'):
                 for item in self.late:
+                    batch = self.batch
+                    store = batch._store if item.key is None else batch[item.key]
                     for key, value in item.read().items():
-                        self.batch._store[key] = value
+                        store[key] = value
         return self.batch
 
 
@@ -91,7 +93,7 @@ class InlineIterator(BatchIterator):
         super().__init__(transform, meter, length, on_end)
         self._batches = batches
 
-    def __next__(self) -> Data:
+    def __next__(self) -> Any:
         with self._meter.measure('wait'):
             try:
                 pending = next(self._batches)
@@ -169,7 +171,7 @@ class ThreadedIterator(BatchIterator):
         self.close = weakref.finalize(self, _stop, self._channel, self._thread)
         self._thread.start()
 
-    def __next__(self) -> Data:
+    def __next__(self) -> Any:
         stream = self._stream
         current = None if stream is None else torch.cuda.current_stream(stream.device)
         with self._meter.measure('wait'):

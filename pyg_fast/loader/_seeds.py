@@ -2,16 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
-from ._options import BatchOptions
+from ._options import BatchOptions, SamplingOptions
 from ._structure import Structure
+from ._typed_structure import EdgeType, TypedStructure, is_time
 
 _WORD = 2**64 - 1
 
@@ -28,12 +29,30 @@ def mix_seeds(*numbers: int) -> int:
 
 
 class SeedBatch(NamedTuple):
-    """The seeds of a batch: nodes around which it is sampled, and what it tells of them."""
+    """The seeds of a batch: nodes around which it is sampled, and what it tells of them.
 
-    nodes: Tensor
+    Of :class:`~torch_geometric.data.HeteroData` `nodes` and `time` are by node type. Where each
+    seed has a subgraph of its own, these are numbered in the order of the types here.
+    """
+
+    nodes: Tensor | dict[str, Tensor]
     metadata: tuple[object, ...]  # as that of PyG's SamplerOutput
+    time: Tensor | dict[str, Tensor] | None = None  # int64: only earlier neighbours are sampled
     num_nodes: Tensor | None = None  # how many nodes, on the device; the others repeat some
-    dropped: Tensor | None = None  # sources and destinations of edges that the batch must not have
+    batch: Tensor | None = None  # `batch.batch` of each subgraph; None: its number
+    #: By edge type, sources and destinations of edges that the batch must not have.
+    dropped: dict[EdgeType, Tensor] | None = None
+
+
+class SeedTimes(NamedTuple):
+    """The times that the graph gives the seeds of a type."""
+
+    node_time: Tensor | None  # int64, of all nodes of the type
+    is_needed: bool  # neighbours are sampled by time
+    of_edges: bool  # whose times are those of edges
+
+
+NO_TIMES = SeedTimes(None, False, False)
 
 
 @dataclass(frozen=True)
@@ -41,11 +60,25 @@ class NodeInput:
     """A loader's arguments that say around which nodes to sample."""
 
     argument: ClassVar[str] = 'input_nodes'
-    input_nodes: Iterable[int] | Tensor | None
-    input_id: Tensor | None
+    input_nodes: Any  # PyG's
+    input_id: Tensor | None = None
+    input_time: Tensor | None = None
 
-    def seeds(self, data: Data | None, graph: Structure, device: torch.device) -> 'NodeSeeds':
-        return NodeSeeds.of(self.input_nodes, graph.num_nodes, self.input_id)
+    def read(
+        self, data: Data | HeteroData | None, graph: Structure | TypedStructure,
+        options: SamplingOptions, device: torch.device,
+    ) -> 'NodeSeeds':  # fmt: skip
+        """The seeds, checked and copied."""
+        input_type, nodes, num_nodes, times = None, self.input_nodes, graph.num_nodes, NO_TIMES
+        if isinstance(data, HeteroData):
+            input_type, nodes = split_input_nodes(data, nodes)
+            num_nodes = data[input_type].num_nodes
+        if isinstance(graph, TypedStructure):
+            times = SeedTimes(
+                graph.node_time.get(input_type), options.time_attr is not None,
+                graph.has_edge_time,
+            )  # fmt: skip
+        return NodeSeeds.of(nodes, num_nodes, self.input_id, input_type, self.input_time, times)
 
 
 @dataclass(frozen=True)
@@ -55,11 +88,16 @@ class NodeSeeds:
 
     nodes: Tensor  # int64
     input_id: Tensor | None  # `batch.input_id` of each; None: its position
+    input_type: str | None = None
+    input_time: Tensor | None = None  # `batch.seed_time` of each
+    time: Tensor | None = None  # int64: what counts
 
     @classmethod
     def of(
-        cls, input_nodes: Iterable[int] | Tensor | None, num_nodes: int, input_id: Tensor | None
-    ) -> 'NodeSeeds':
+        cls, input_nodes: Iterable[int] | Tensor | None, num_nodes: int, input_id: Tensor | None,
+        input_type: str | None = None, input_time: Tensor | None = None,
+        times: SeedTimes = NO_TIMES,
+    ) -> 'NodeSeeds':  # fmt: skip
         """The seeds of a loader's arguments, checked."""
         if input_nodes is None:
             nodes = torch.arange(num_nodes)
@@ -78,40 +116,106 @@ class NodeSeeds:
         wrong = find_outside(nodes, num_nodes)
         if wrong is not None:
             raise IndexError(f"'input_nodes' must be from 0 to {num_nodes - 1}, got {wrong}")
+        given = nodes.numel(), 'input_nodes'
         if input_id is not None:
-            input_id = copy_input_id(input_id, nodes.numel(), 'input_nodes')
-        return cls(nodes, input_id)
+            input_id = copy_of_seeds('input_id', input_id, *given)
+        if input_time is not None:
+            input_time = copy_of_times('input_time', input_time, *given)
+        time = _times(nodes, input_type, input_time, times)
+        return cls(nodes, input_id, input_type, input_time, time)
 
     def __len__(self) -> int:
         return self.nodes.numel()
 
     def take(self, positions: Tensor, device: torch.device, seed: int) -> SeedBatch:
-        input_id = positions if self.input_id is None else self.input_id[positions]
-        return SeedBatch(self.nodes[positions].to(device), (input_id.to(device), None))
+        def at(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[positions].to(device)
 
-    def write(self, batch: Data, metadata: tuple) -> None:
+        input_id = positions if self.input_id is None else self.input_id[positions]
+        nodes, time = self.nodes[positions].to(device), at(self.time)
+        kind = self.input_type
+        return SeedBatch(
+            nodes if kind is None else {kind: nodes}, (input_id.to(device), at(self.input_time)),
+            time if kind is None or time is None else {kind: time},
+        )  # fmt: skip
+
+    def write(self, batch: Any, metadata: tuple) -> None:
         """Writes what a batch tells of its seeds."""
-        batch.input_id, batch.seed_time = metadata
-        batch.batch_size = batch.input_id.size(0)
+        store = batch if self.input_type is None else batch[self.input_type]
+        store.input_id, store.seed_time = metadata
+        store.batch_size = store.input_id.size(0)
 
     def to_input(self) -> NodeInput:
-        return NodeInput(self.nodes, self.input_id)
+        nodes = self.nodes if self.input_type is None else (self.input_type, self.nodes)
+        return NodeInput(nodes, self.input_id, self.input_time)
 
     def to_pyg(self) -> NodeSamplerInput:
         """A copy, as PyG's loader has it."""
-        input_id = None if self.input_id is None else self.input_id.clone()
-        return NodeSamplerInput(input_id, self.nodes.clone())
+        input_id, time = (t if t is None else t.clone() for t in (self.input_id, self.input_time))
+        return NodeSamplerInput(input_id, self.nodes.clone(), time, self.input_type)
 
 
-def copy_input_id(input_id: Tensor, count: int, argument: str) -> Tensor:
-    """A copy on the CPU, of ids of `count` seeds that an argument gives."""
-    if not isinstance(input_id, Tensor):
-        raise TypeError(f"'input_id' must be a tensor, got {type(input_id).__name__}")
-    if input_id.dim() != 1 or input_id.numel() != count:
+def _times(
+    nodes: Tensor, input_type: str | None, input_time: Tensor | None, times: SeedTimes
+) -> Tensor | None:
+    """The time of each seed: as given, or that of its node."""
+    if not times.is_needed:
+        return None
+    if input_time is not None:
+        return input_time.long()
+    if times.node_time is not None:
+        return times.node_time[nodes]
+    of_type = '' if input_type is None else f' of type {input_type!r}'
+    if times.of_edges:
         raise ValueError(
-            f"'input_id' must have shape [{count}] as '{argument}', got {list(input_id.shape)}"
+            f"'input_time' must be given for the seeds{of_type}: 'time_attr' names times of edges, "
+            f'so that nodes have none'
         )
-    return torch.clone(input_id.detach().cpu())
+    raise ValueError(
+        f"'input_time' must be given for the seeds{of_type}: nodes of this type have no 'time_attr'"
+    )
+
+
+def copy_of_seeds(name: str, values: object, count: int, argument: str) -> Tensor:
+    """A copy on the CPU, of what is given for each of the seeds of an argument."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"'{name}' must be a tensor, got {type(values).__name__}")
+    if values.dim() != 1 or values.numel() != count:
+        raise ValueError(
+            f"'{name}' must have shape [{count}] as '{argument}', got {list(values.shape)}"
+        )
+    return torch.clone(values.detach().cpu())
+
+
+def copy_of_times(name: str, values: object, count: int, argument: str) -> Tensor:
+    """The same of times."""
+    out = copy_of_seeds(name, values, count, argument)
+    if not is_time(out.dtype):
+        raise TypeError(f"'{name}' must hold integers, got {out.dtype}")
+    return out
+
+
+def split_input_nodes(
+    data: HeteroData, input_nodes: object
+) -> tuple[str, Iterable[int] | Tensor | None]:
+    """The type of the seeds of :class:`~torch_geometric.data.HeteroData`, and the seeds."""
+    if isinstance(input_nodes, str):
+        input_type, nodes = input_nodes, None
+    elif (
+        isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2
+        and isinstance(input_nodes[0], str)
+    ):  # fmt: skip
+        input_type, nodes = input_nodes
+    else:
+        raise TypeError(
+            f"'input_nodes' must be a node type, or a pair of it and nodes, for HeteroData, got "
+            f'{type(input_nodes).__name__}'
+        )
+    if input_type not in data.node_types:
+        raise ValueError(
+            f"'input_nodes' must name one of the node types {data.node_types}, got {input_type!r}"
+        )
+    return input_type, nodes
 
 
 def _as_tensor(input_nodes: object) -> Tensor:

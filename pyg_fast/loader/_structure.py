@@ -1,12 +1,13 @@
 """The graph from which batches are sampled: the incoming edges of each node."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.typing import SparseTensor
 
 from ..graph._cache import look_up
@@ -53,32 +54,67 @@ def structure_of_data(
     data: Data, is_sorted: bool, weight_attr: str | None, replace: bool
 ) -> Structure:
     """The graph of a :class:`~torch_geometric.data.Data` object."""
+    out = edges_of_data(data, is_sorted)
+    if weight_attr is None:
+        return out
+    weight = _find_weight(data, weight_attr)
+    checked = sampling_weight(in_order_of(weight, out, f'data.{weight_attr}'), out.col, replace)
+    if checked.data_ptr() == weight.data_ptr():  # Copy: weights are read once.
+        checked = checked.clone()
+    return out._replace(weight=checked)
+
+
+def edges_of_data(data: Data, is_sorted: bool) -> Structure:
+    """The edges of a :class:`~torch_geometric.data.Data` object."""
     num_nodes = data.num_nodes
     if num_nodes is None:
         raise ValueError("'data' must have features or num_nodes, got neither")
+    return edges_of_store(data._store, num_nodes, num_nodes, 'data', is_sorted)
+
+
+def edges_of_store(
+    data: BaseStorage, num_src: int, num_dst: int, name: str, is_sorted: bool
+) -> Structure:
+    """The edges of one type; `name` says in errors where they are."""
     if 'edge_index' in data:
         edge_index = data.edge_index
         graph = edge_index.graph if isinstance(edge_index, PreparedGraph) else None
         if graph is not None and not graph.is_in_order_of_transpose:
-            loop_free = not has_loops(edge_index)
-            out = Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
-            return _with_weight(out, data, weight_attr, replace)
+            loop_free = num_src == num_dst and not has_loops(edge_index)
+            _check_size(name, graph.num_src, graph.num_dst, num_src, num_dst)
+            return Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
         if isinstance(edge_index, EdgeIndex):
-            graph = look_up(edge_index, GraphRequest(num_nodes, num_nodes, False))
+            graph = look_up(edge_index, GraphRequest(num_src, num_dst, False))
             if graph is not None:
                 out = Structure(graph.rowptr, graph.col, graph.perm)
-                out = out._replace(loop_free=_is_loop_free(edge_index._data))
-                return _with_weight(out, data, weight_attr, replace)
+                return out._replace(loop_free=_is_loop_free(edge_index._data))
             edge_index = edge_index._data
-        out = _from_coo(edge_index, num_nodes, is_sorted)
-    elif 'adj_t' in data:
-        out = _from_adj_t(data.adj_t, num_nodes)
-    elif 'adj' in data:
-        raise TypeError("'data' must hold its graph as edge_index or adj_t, got adj")
-    else:
-        empty = torch.empty(2, 0, dtype=torch.int64)
-        out = _from_coo(empty, num_nodes, False)
-    return _with_weight(out, data, weight_attr, replace)
+        return _from_coo(edge_index, num_src, num_dst, is_sorted, name)
+    if 'adj_t' in data:
+        return _from_adj_t(data.adj_t, num_src, num_dst, name)
+    if 'adj' in data:
+        raise TypeError(f"'{name}' must hold its graph as edge_index or adj_t, got adj")
+    empty = torch.empty(2, 0, dtype=torch.int64)
+    return _from_coo(empty, num_src, num_dst, False, name)
+
+
+def in_order_of(values: Any, structure: Structure, name: str) -> Any:
+    """Values of edges in the order of the structure, on its device; what is no tensor as it is."""
+    num_edges = structure.col.numel()
+    if not isinstance(values, Tensor):
+        return values
+    if values.shape not in ((num_edges,), (num_edges, 1)):
+        raise ValueError(f"'{name}' must have shape [{num_edges}], got {list(values.shape)}")
+    values = values.detach().view(-1).to(structure.col.device)
+    return values if structure.perm is None else values[structure.perm.long()]
+
+
+def _check_size(name: str, has_src: int, has_dst: int, num_src: int, num_dst: int) -> None:
+    if (has_src, has_dst) != (num_src, num_dst):
+        raise ValueError(
+            f"'{name}.edge_index' must be of {num_src} sources and {num_dst} destinations, got one "
+            f'prepared for {has_src} and {has_dst}'
+        )
 
 
 def structure_of_store(feature_store: FeatureStore, graph_store: GraphStore) -> Structure:
@@ -103,79 +139,75 @@ def structure_of_store(feature_store: FeatureStore, graph_store: GraphStore) -> 
         num_nodes = sizes[0][0]
     first, second = edges
     if layout == EdgeLayout.CSC:
-        return _from_csr(second, first, num_nodes)
+        return _from_csr(second, first, num_nodes, num_nodes, 'data')
     if layout == EdgeLayout.CSR:
         source = torch.repeat_interleave(first.diff(), output_size=second.numel())
-        return _from_coo(torch.stack([source, second]), num_nodes, False)
-    return _from_coo(torch.stack([first, second]), num_nodes, False)
+        return _from_coo(torch.stack([source, second]), num_nodes, num_nodes, False, 'data')
+    return _from_coo(torch.stack([first, second]), num_nodes, num_nodes, False, 'data')
 
 
-def _from_coo(edge_index: Tensor, num_nodes: int, is_sorted: bool) -> Structure:
+def _from_coo(
+    edge_index: Tensor, num_src: int, num_dst: int, is_sorted: bool, name: str
+) -> Structure:
     if not isinstance(edge_index, Tensor):
-        raise TypeError(f"'data.edge_index' must be a tensor, got {type(edge_index).__name__}")
+        raise TypeError(f"'{name}.edge_index' must be a tensor, got {type(edge_index).__name__}")
     edge_index = edge_index.detach()
-    rowptr, col, perm = to_csr(edge_index, num_nodes, num_nodes, wait=True)
+    try:
+        rowptr, col, perm = to_csr(edge_index, num_src, num_dst, wait=True)
+    except (TypeError, ValueError, IndexError) as error:
+        if name == 'data':
+            raise
+        raise type(error)(f"'{name}.edge_index': {error}") from error
     in_order = not bool((edge_index[1, 1:] < edge_index[1, :-1]).any())
     if is_sorted and not in_order:
-        raise ValueError("'data.edge_index' must be sorted by destination if 'is_sorted' is set")
+        raise ValueError(
+            f"'{name}.edge_index' must be sorted by destination if 'is_sorted' is set"
+        )
     return Structure(
         rowptr, col, None if in_order else perm, loop_free=_is_loop_free(edge_index)
     )
 
 
-def _from_csr(rowptr: Tensor, col: Tensor, num_nodes: int, layout: str = 'edge_index') -> Structure:
+def _from_csr(
+    rowptr: Tensor, col: Tensor, num_src: int, num_dst: int, name: str, layout: str = 'edge_index'
+) -> Structure:
     num_edges = col.numel()
-    if rowptr.numel() != num_nodes + 1 or (num_nodes and int(rowptr[-1]) != num_edges):
+    if rowptr.numel() != num_dst + 1 or (num_dst and int(rowptr[-1]) != num_edges):
         raise ValueError(
-            f"'data' must have pointers for its {num_nodes} nodes that end at its {num_edges} "
+            f"'{name}' must have pointers for its {num_dst} nodes that end at its {num_edges} "
             f'edges, got shape {list(rowptr.shape)}'
         )
     if num_edges:
         low, high = int(col.min()), int(col.max())
-        if low < 0 or high >= num_nodes:
+        if low < 0 or high >= num_src:
             raise IndexError(
-                f"'data' must have edges between nodes 0 to {num_nodes - 1}, got "
+                f"'{name}' must have edges between nodes 0 to {num_src - 1}, got "
                 f'{low if low < 0 else high}'
             )
         if bool((rowptr.diff() < 0).any()) or int(rowptr[0]) != 0:
-            raise ValueError("'data' must have pointers that start at 0 and do not decrease")
+            raise ValueError(f"'{name}' must have pointers that start at 0 and do not decrease")
     dtype = torch.int64 if counts_in_int64(num_edges) else torch.int32
     return Structure(rowptr.to(dtype), col.int(), None, layout=layout)
 
 
-def _from_adj_t(adj_t: object, num_nodes: int) -> Structure:
+def _from_adj_t(adj_t: object, num_src: int, num_dst: int, name: str) -> Structure:
     if isinstance(adj_t, SparseTensor):
         rowptr, col, _ = adj_t.csr()
-        return _from_csr(rowptr, col, num_nodes, 'SparseTensor')
+        return _from_csr(rowptr, col, num_src, num_dst, name, 'SparseTensor')
     if isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr:
-        return _from_csr(adj_t.crow_indices(), adj_t.col_indices(), num_nodes, 'sparse_csr')
+        ends = adj_t.crow_indices(), adj_t.col_indices()
+        return _from_csr(*ends, num_src, num_dst, name, 'sparse_csr')
     kind = adj_t.layout if isinstance(adj_t, Tensor) else type(adj_t).__name__
-    raise TypeError(f"'data.adj_t' must be a SparseTensor or a torch.sparse_csr, got {kind}")
+    raise TypeError(f"'{name}.adj_t' must be a SparseTensor or a torch.sparse_csr, got {kind}")
 
 
 def _is_loop_free(edge_index: Tensor) -> bool:
     return not bool((edge_index[0] == edge_index[1]).any())
 
 
-def _with_weight(
-    structure: Structure, data: Data, weight_attr: str | None, replace: bool
-) -> Structure:
-    if weight_attr is None:
-        return structure
+def _find_weight(data: Data, weight_attr: str) -> Any:
     if not isinstance(weight_attr, str):
         raise TypeError(f"'weight_attr' must be a name, got {type(weight_attr).__name__}")
     if weight_attr not in data:
         raise ValueError(f"'weight_attr' must name an attribute of 'data', got {weight_attr!r}")
-    weight, num_edges = data[weight_attr], structure.col.numel()
-    if isinstance(weight, Tensor):
-        if weight.shape not in ((num_edges,), (num_edges, 1)):
-            raise ValueError(
-                f"'data.{weight_attr}' must have shape [{num_edges}], got {list(weight.shape)}"
-            )
-        weight = weight.view(-1).to(structure.col.device)
-        if structure.perm is not None:
-            weight = weight[structure.perm.long()]
-    checked = sampling_weight(weight, structure.col, replace)
-    if checked.data_ptr() == data[weight_attr].data_ptr():  # Copy: weights are read once.
-        checked = checked.clone()
-    return structure._replace(weight=checked)
+    return data[weight_attr]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric.index import index2ptr
 
+from ..graph.graph import SampledHops
 from ..ops.neighbor_sample import relabel_ids
 from ..ops.node_map import NodeMap
 from ..ops.random_walk import pinsage_neighbors
@@ -19,6 +20,7 @@ def sample_walks(
 ) -> Subgraph:  # fmt: skip
     """Each hop adds the most visited nodes around the new nodes of the previous hop; the weight of
     an edge is its share of the node's visits."""
+    assert isinstance(seeds.nodes, Tensor)
     distinct, place = relabel_ids(seeds.nodes, node_map)
     num_seeds, num_distinct = place.numel(), distinct.numel()
     first = _first_positions(place, num_distinct)
@@ -44,7 +46,7 @@ def sample_walks(
     rowptr = index2ptr(edge_index[1], n_id.numel()).int()
     return Subgraph(
         n_id, edge_index, rowptr, edge_index[0].int(), None, num_nodes, num_edges,
-        seeds.metadata, (tuple(num_nodes), tuple(num_edges)), torch.cat(weights),
+        seeds.metadata, SampledHops(num_edges, num_nodes, num_nodes), torch.cat(weights),
     )  # fmt: skip
 
 

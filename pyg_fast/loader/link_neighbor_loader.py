@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, GraphStore
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.loader import LinkNeighborLoader
-from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
+from torch_geometric.sampler import BaseSampler, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.sampler.neighbor_sampler import NumNeighborsType
+from torch_geometric.typing import EdgeType, InputEdges
 
 from ._links import LinkInput
 from ._loader import NamedSampler, SampledLoader
@@ -19,6 +21,7 @@ from ._options import (
     check_bool,
     check_callable,
     check_data,
+    check_remote,
     refuse_unsupported,
     resolve_device,
     resolve_fanouts,
@@ -122,9 +125,9 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
 
     def __init__(
         self,
-        data: Data | tuple[FeatureStore, GraphStore],
-        num_neighbors: Sequence[int] | NumNeighbors,
-        edge_label_index: Tensor | None = None,
+        data: Data | HeteroData | tuple[FeatureStore, GraphStore],
+        num_neighbors: NumNeighborsType,
+        edge_label_index: InputEdges = None,
         edge_label: Tensor | None = None,
         edge_label_time: Tensor | None = None,
         replace: bool = False,
@@ -147,7 +150,8 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         drop_last: bool = False,
         true_negatives: bool = False,
         drop_seed_edges: bool = False,
-        rev_edge_type: bool = False,
+        rev_edge_type: EdgeType | bool = False,
+        max_age: int | None = None,
         window: int = 8,
         match: bool = True,
         reorder: bool | None = None,
@@ -167,14 +171,17 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         **kwargs: object,
     ) -> None:
         check_data(data)
-        has_time = (edge_label_time, time_attr, temporal_strategy) != (None, None, 'uniform')
-        refuse_unsupported('FastLinkNeighborLoader', disjoint, has_time, neighbor_sampler, kwargs)
+        refuse_unsupported('FastLinkNeighborLoader', neighbor_sampler, kwargs)
         check_callable('transform', transform)
+        if (edge_label_time is None) != (time_attr is None):
+            raise ValueError("'edge_label_time' and 'time_attr' must be given together")
+        fanouts, by_type = resolve_fanouts(data, num_neighbors)
         sampling = SamplingOptions(
-            resolve_fanouts(num_neighbors), None, replace,
-            resolve_subgraph_type(subgraph_type, directed), weight_attr, is_sorted,
-            transform_sampler_output,
+            fanouts, None, replace, resolve_subgraph_type(subgraph_type, directed), weight_attr,
+            is_sorted, transform_sampler_output, by_type, disjoint, time_attr, temporal_strategy,
+            max_age,
         )  # fmt: skip
+        check_remote(data, sampling)
         batches = BatchOptions(
             batch_size, shuffle, drop_last, *resolve_replicas(rank, num_replicas), sampler,
             batch_sampler,
@@ -185,13 +192,11 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         )  # fmt: skip
         negatives = resolve_negatives(neg_sampling, neg_sampling_ratio, true_negatives)
         check_bool('drop_seed_edges', drop_seed_edges)
-        check_bool('rev_edge_type', rev_edge_type)
         if rev_edge_type and not drop_seed_edges:
             raise ValueError("'rev_edge_type' must be given with 'drop_seed_edges=True'")
-        is_bidirectional = sampling.subgraph_type == SubgraphType.bidirectional
         seeds = LinkInput(
-            edge_label_index, edge_label, input_id, negatives, true_negatives, drop_seed_edges,
-            rev_edge_type or is_bidirectional,
+            edge_label_index, edge_label, edge_label_time, input_id, negatives, true_negatives,
+            drop_seed_edges, rev_edge_type,
         )
         self._set_up(
             data, seeds, sampling, batches, storage, seed, generator, transform, custom_cls
@@ -201,4 +206,4 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
     @property
     def link_sampler(self) -> BaseSampler:
         """Has :obj:`num_neighbors`, as PyG's sampler; it cannot sample."""
-        return NamedSampler(self._core.sampling.fanouts)
+        return NamedSampler(self._core.num_neighbors)

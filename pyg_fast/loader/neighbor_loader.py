@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, GraphStore
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.sampler import BaseSampler, NumNeighbors
+from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.sampler.neighbor_sampler import NumNeighborsType
+from torch_geometric.typing import InputNodes
 
 from ._loader import NamedSampler, SampledLoader
 from ._options import (
@@ -17,6 +19,7 @@ from ._options import (
     StorageOptions,
     check_callable,
     check_data,
+    check_remote,
     refuse_unsupported,
     resolve_device,
     resolve_fanouts,
@@ -208,10 +211,10 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
 
     def __init__(
         self,
-        data: Data | tuple[FeatureStore, GraphStore],
-        num_neighbors: Sequence[int] | NumNeighbors,
+        data: Data | HeteroData | tuple[FeatureStore, GraphStore],
+        num_neighbors: NumNeighborsType,
         batch_size: int = 1,
-        input_nodes: Iterable[int] | Tensor | None = None,
+        input_nodes: InputNodes = None,
         replace: bool = False,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -244,20 +247,21 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
         time_attr: str | None = None,
         input_time: Tensor | None = None,
         temporal_strategy: str = 'uniform',
+        max_age: int | None = None,
         neighbor_sampler: object = None,
         directed: bool = True,
         **kwargs: object,
     ) -> None:
         check_data(data)
-        has_time = (time_attr, input_time, temporal_strategy) != (None, None, 'uniform')
-        refuse_unsupported('FastNeighborLoader', disjoint, has_time, neighbor_sampler, kwargs)
+        refuse_unsupported('FastNeighborLoader', neighbor_sampler, kwargs)
         check_callable('transform', transform)
+        fanouts, by_type = resolve_fanouts(data, num_neighbors)
         sampling = SamplingOptions(
-            resolve_fanouts(num_neighbors),
-            resolve_walks(sampler, num_walks, walk_length, restart), replace,
+            fanouts, resolve_walks(sampler, num_walks, walk_length, restart), replace,
             resolve_subgraph_type(subgraph_type, directed), weight_attr, is_sorted,
-            transform_sampler_output,
+            transform_sampler_output, by_type, disjoint, time_attr, temporal_strategy, max_age,
         )  # fmt: skip
+        check_remote(data, sampling)
         batches = BatchOptions(
             batch_size, shuffle, drop_last, *resolve_replicas(rank, num_replicas),
             None if isinstance(sampler, str) else sampler, batch_sampler,
@@ -267,12 +271,12 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
             reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
         self._set_up(
-            data, NodeInput(input_nodes, input_id), sampling, batches, storage, seed, generator,
-            transform, custom_cls,
+            data, NodeInput(input_nodes, input_id, input_time), sampling, batches, storage, seed,
+            generator, transform, custom_cls,
         )  # fmt: skip
-        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
+        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, input_time
 
     @property
     def node_sampler(self) -> BaseSampler:
         """Has :obj:`num_neighbors`, as PyG's sampler; it cannot sample."""
-        return NamedSampler(self._core.sampling.fanouts)
+        return NamedSampler(self._core.num_neighbors)

@@ -15,6 +15,7 @@ from ..sparse.to_csr import to_csr
 # Imported only to register raw ops; they have no public function.
 from . import attention_scores as attention_scores
 from . import path as path
+from . import typed_sample as typed_sample
 from ._library import with_cuda
 from .cbsr import CBSR
 from .gather_rows import gather_rows

@@ -124,8 +124,8 @@ def neighbor_sample(
     return out
 
 
-def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of neighbours by hop, each of them positive or -1.
+def check_num_neighbors(num_neighbors: Sequence[int], least: int = 1) -> tuple[int, ...]:
+    """The numbers of neighbours by hop, each of them -1 or at least `least`.
 
     Raises:
         TypeError, ValueError: If they are not.
@@ -139,9 +139,10 @@ def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
     for number in num_neighbors:
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"'num_neighbors' must hold integers, got {type(number).__name__}")
-        if number != -1 and not 0 < number < 2**31:
+        if number != -1 and not least <= number < 2**31:
+            kind = 'positive' if least else 'non-negative'
             raise ValueError(
-                f"'num_neighbors' must hold positive numbers or -1 (all neighbors), got {number}"
+                f"'num_neighbors' must hold {kind} numbers or -1 (all neighbors), got {number}"
             )
     return tuple(num_neighbors)
 

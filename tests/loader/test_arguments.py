@@ -4,18 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 from pyg_fast.loader import FastNeighborLoader
 from tests.loader._graphs import random_data
-
-
-def hetero() -> HeteroData:
-    data = HeteroData()
-    data['paper'].x = torch.randn(4, 2)
-    data['paper', 'paper'].edge_index = torch.zeros(2, 1, dtype=torch.long)
-    return data
 
 
 @pytest.mark.parametrize(
@@ -84,10 +77,15 @@ def test_num_neighbors(num_neighbors: Any, error: type[Exception]) -> None:
         ('weight_attr', 'x', ValueError),
         ('input_id', [1, 2], TypeError),
         ('input_id', torch.arange(3), ValueError),
-        ('disjoint', True, ValueError),
+        ('disjoint', 1, TypeError),
         ('time_attr', 'time', ValueError),
-        ('input_time', torch.arange(60), ValueError),
-        ('temporal_strategy', 'last', ValueError),
+        ('time_attr', 3, TypeError),
+        ('input_time', torch.arange(59), ValueError),
+        ('input_time', torch.rand(60), TypeError),
+        ('input_time', [0] * 60, TypeError),
+        ('temporal_strategy', 'first', ValueError),
+        ('max_age', 3, ValueError),
+        ('max_age', 0.5, TypeError),
         ('neighbor_sampler', object(), TypeError),
         ('collate_fn', list, TypeError),
         ('max_device_bytes', -1, ValueError),
@@ -141,7 +139,7 @@ def test_arguments_that_exclude_each_other() -> None:
 
 
 def test_data() -> None:
-    for data in (hetero(), None, random_data().x, (random_data(), 3), (1, 2, 3)):
+    for data in (None, random_data().x, (random_data(), 3), (1, 2, 3)):
         with pytest.raises(TypeError, match="'data'"):
             FastNeighborLoader(data, [3])
     with pytest.raises(ValueError, match='num_nodes'):
@@ -190,8 +188,8 @@ def test_remote_data() -> None:
 
 
 def test_refusals_name_what_to_use() -> None:
-    for kwargs in ({'disjoint': True}, {'time_attr': 'time'}, {'neighbor_sampler': 1}):
-        with pytest.raises((TypeError, ValueError), match='torch_geometric.loader.NeighborLoader'):
-            FastNeighborLoader(random_data(), [3], **kwargs)
-    with pytest.raises(TypeError, match='to_homogeneous'):
-        FastNeighborLoader(hetero(), [3])
+    with pytest.raises(TypeError, match='torch_geometric.loader.NeighborLoader'):
+        FastNeighborLoader(random_data(), [3], neighbor_sampler=1)
+    features, graph = MyFeatureStore(), MyGraphStore()
+    with pytest.raises(ValueError, match='torch_geometric.loader.NeighborLoader'):
+        FastNeighborLoader((features, graph), [3], disjoint=True)

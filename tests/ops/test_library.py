@@ -44,7 +44,8 @@ def test_every_op_is_here() -> None:
     in_files_of_their_own = {
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
         'sample_transposed', 'begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes',
-        'take_sample', 'count_induced', 'induced_edges', 'relabel',
+        'take_sample', 'begin_typed', 'typed_counts', 'typed_neighbors', 'append_typed',
+        'take_typed', 'count_induced', 'induced_edges', 'relabel',
         'match', 'match_degree', 'gather_rows', 'graph_rows', 'join_edges', 'random_walk',
         'pinsage_neighbors', 'message_pass', 'message', 'message_backward',
     }  # fmt: skip

@@ -1,0 +1,112 @@
+"""The nodes and edges of a batch with several types, before its attributes are fetched."""
+
+import copy
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.index import index2ptr
+from torch_geometric.sampler import HeteroSamplerOutput
+
+from ._options import OutputTransform
+from ._subgraph import metadata_of
+from ._versions import version_of
+
+EdgeType: TypeAlias = tuple[str, str, str]
+
+
+class HeteroSubgraph(NamedTuple):
+    """A sampled subgraph, by type of nodes and of edges: its edges are positions in `n_id`, sorted
+    by destination if the type has a `rowptr`. There is an entry for each type of the graph."""
+
+    n_id: dict[str, Tensor]
+    edge_index: dict[EdgeType, Tensor]
+    rowptr: dict[EdgeType, Tensor]
+    col: dict[EdgeType, Tensor]
+    e_id: dict[EdgeType, Tensor | None]
+    num_sampled_nodes: dict[str, list[int]] | None
+    num_sampled_edges: dict[EdgeType, list[int]] | None
+    metadata: tuple  # as that of PyG's HeteroSamplerOutput: what the batch tells of its seeds
+    is_by_hop: bool  # whether these numbers describe the edges
+    longest_row: dict[EdgeType, int | None]  # upper bounds, where the sampler knows them
+    batch: dict[str, Tensor] | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(nodes.numel() for nodes in self.n_id.values())
+
+    @property
+    def num_edges(self) -> int:
+        return sum(edges.size(1) for edges in self.edge_index.values())
+
+    def tensors(self) -> list[Tensor]:
+        parts = self.n_id, self.edge_index, self.rowptr, self.col, self.e_id, self.batch or {}
+        values = [value for part in parts for value in part.values()]
+        return [v for v in (*values, *self.metadata) if isinstance(v, Tensor)]
+
+    def with_batch(self, batch: Tensor) -> 'HeteroSubgraph':
+        """Gives the subgraphs of seeds other numbers."""
+        roots = self.batch or {}
+        return self._replace(batch={key: batch[root] for key, root in roots.items()} or None)
+
+    def to_bidirectional(self) -> 'HeteroSubgraph':
+        """Adds the reverse of each edge, as PyG does: also the edges of a reverse type."""
+        return self._replace_output(self._to_output().to_bidirectional(), is_sorted=True)
+
+    def apply(self, transform: OutputTransform) -> 'HeteroSubgraph':
+        """Applies the user's function to the sampler's output."""
+        before = self._to_output()
+        versions = [version_of(edges) for edges in self.edge_index.values()]
+        given = copy.copy(before)
+        for name in ('node', 'row', 'col', 'edge'):
+            setattr(given, name, dict(getattr(before, name)))
+        out = transform(given)
+        if not isinstance(out, HeteroSamplerOutput):
+            raise TypeError(
+                f"'transform_sampler_output' must return a HeteroSamplerOutput, got "
+                f'{type(out).__name__}'
+            )
+        is_same = all(
+            getattr(out, name).get(key) is value
+            for name in ('node', 'row', 'col')
+            for key, value in getattr(before, name).items()
+        ) and versions == [version_of(edges) for edges in self.edge_index.values()]
+        if is_same:
+            return self._replace(
+                e_id=self._edges_of(out), batch=out.batch,
+                num_sampled_nodes=out.num_sampled_nodes, num_sampled_edges=out.num_sampled_edges,
+                metadata=metadata_of(out, self.metadata),
+            )  # fmt: skip
+        return self._replace_output(out, is_sorted=False)
+
+    def _edges_of(self, out: HeteroSamplerOutput) -> dict[EdgeType, Tensor | None]:
+        edges = out.edge or {}
+        return {key: edges.get(key) for key in self.edge_index}
+
+    def _to_output(self) -> HeteroSamplerOutput:
+        return HeteroSamplerOutput(
+            node=dict(self.n_id), row={key: e[0] for key, e in self.edge_index.items()},
+            col={key: e[1] for key, e in self.edge_index.items()}, edge=dict(self.e_id),
+            batch=self.batch, num_sampled_nodes=self.num_sampled_nodes,
+            num_sampled_edges=self.num_sampled_edges, metadata=self.metadata,
+        )  # fmt: skip
+
+    def _replace_output(self, out: HeteroSamplerOutput, is_sorted: bool) -> 'HeteroSubgraph':
+        none = next(iter(self.n_id.values())).new_empty(0)
+        n_id = {key: out.node.get(key, none) for key in self.n_id}
+        ends = {
+            key: torch.stack([out.row.get(key, none), out.col.get(key, none)])
+            for key in self.edge_index
+        }
+        e_id, rowptr, col = self._edges_of(out), {}, {}
+        for key, (source, target) in ends.items():
+            # PyG leaves the edges of a reverse type in the order of the others.
+            if is_sorted and not bool((target[1:] < target[:-1]).any()):
+                rowptr[key] = index2ptr(target, n_id[key[2]].numel()).int()
+                col[key] = source.int()
+        return self._replace(
+            n_id=n_id, edge_index=ends, rowptr=rowptr, col=col, e_id=e_id, batch=out.batch,
+            num_sampled_nodes=out.num_sampled_nodes, num_sampled_edges=out.num_sampled_edges,
+            metadata=metadata_of(out, self.metadata), is_by_hop=False,
+            longest_row=dict.fromkeys(ends),
+        )  # fmt: skip

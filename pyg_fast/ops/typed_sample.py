@@ -1,0 +1,373 @@
+"""Mini-batches of sampled neighbours in graphs with several types, with times, or with a subgraph
+for each seed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ._library import fake, ops
+from .node_map import NodeMap
+
+#: Most types of nodes and edges: their counts must fit the shared memory of a GPU.
+MOST_TYPES = 4096
+
+_MOST_EDGES = 2**31 - 1  # of a mini-batch
+_MOST_GUESSED = 2**26  # most edges to allocate before their number is known
+_MOST_HASHED = 2**23  # the same if ids are hashed: the table must be cleared for each batch
+_ALIGNMENT = 4  # entries: kernels read four int32 at once
+
+Ints = npt.NDArray[np.int64]
+
+
+class Types(NamedTuple):
+    """The types of nodes and edges of a graph. All nodes are numbered together, type by type; a row
+    of the graph is a pair of an edge type and a node of the type of its destinations.
+
+    `first_node` has the number of nodes as a last entry; `ends` are the types of sources and
+    destinations of each edge type.
+    """
+
+    first_node: tuple[int, ...]
+    ends: tuple[tuple[int, int], ...]
+    num_edges: tuple[int, ...]
+    table: Tensor  # as kernels read it, on the device
+
+    @classmethod
+    def of(
+        cls, num_nodes: Sequence[int], ends: Sequence[tuple[int, int]], num_edges: Sequence[int],
+        has_time: Sequence[bool], has_weight: Sequence[bool], device: torch.device,
+    ) -> 'Types':  # fmt: skip
+        """The types of a graph whose node types have `num_nodes` nodes."""
+        first_node = (0, *np.cumsum(np.array(num_nodes, dtype=np.int64)).tolist())
+        rows = [num_nodes[dst] for _, dst in ends]
+        first_row = np.cumsum([0, *rows])[: len(rows)].tolist()
+        table = [
+            (row, src, dst, first_node[dst], timed, weighted)
+            for row, (src, dst), timed, weighted in zip(
+                first_row, ends, has_time, has_weight, strict=True
+            )
+        ]
+        return cls(
+            first_node, tuple(ends), tuple(num_edges),
+            torch.tensor(table, dtype=torch.int64, device=device).view(len(ends), 6),
+        )  # fmt: skip
+
+    @property
+    def num_nodes(self) -> int:
+        return self.first_node[-1]
+
+    def sizes(self) -> list[int]:
+        """The number of nodes of each type."""
+        return np.diff(self.first_node).tolist()
+
+
+class TypedGraph(NamedTuple):
+    """A graph with types: row pointers, sources and positions in each type, and what chooses among
+    the edges of a row, which ascend by `time`."""
+
+    types: Types
+    rowptr: Tensor
+    col: Tensor
+    perm: Tensor | None
+    weight: Tensor | None  # by :func:`~pyg_fast.ops.neighbor_sample.sampling_weight`
+    time: Tensor | None  # int64
+
+
+class TypedSeeds(NamedTuple):
+    """Seeds, by node type. `root` numbers the subgraphs, one for each seed; None: one for all.
+    `time` is that of each subgraph."""
+
+    nodes: Tensor  # int64, in the numbering of all nodes
+    sizes: tuple[int, ...]  # number of seeds of each type
+    root: Tensor | None = None  # int32
+    time: Tensor | None = None  # int64
+
+
+class Rules(NamedTuple):
+    """Which edges to draw: fan-outs by hop and edge type, -1: all."""
+
+    fanouts: tuple[tuple[int, ...], ...]
+    fanout_table: Tensor  # [num_hops, num_types], int64, on the device
+    replace: bool = False
+    last: bool = False  # only the latest edges
+    max_age: int | None = None
+
+    @classmethod
+    def of(
+        cls, fanouts: Sequence[Sequence[int]], device: torch.device, replace: bool = False,
+        last: bool = False, max_age: int | None = None,
+    ) -> 'Rules':  # fmt: skip
+        table = torch.tensor(fanouts, dtype=torch.int64, device=device).view(len(fanouts), -1)
+        return cls(tuple(map(tuple, fanouts)), table, replace, last, max_age)
+
+
+class TypedSubgraph(NamedTuple):
+    """A mini-batch: by node type its nodes, as numbers in their type, and the roots of the
+    subgraphs; by edge type its edges, sorted by destination.
+
+    The tensors of all types are parts of one, which starts at multiples of 16 bytes.
+    """
+
+    n_id: list[Tensor]
+    batch: list[Tensor] | None
+    edge_index: list[Tensor]
+    rowptr: list[Tensor]
+    col: list[Tensor]
+    e_id: list[Tensor]
+    num_sampled_nodes: list[list[int]]
+    num_sampled_edges: list[list[int]] | None
+
+
+def sample_typed(
+    graph: TypedGraph, seeds: TypedSeeds, rules: Rules, seed: int, node_map: NodeMap,
+    induced: bool = False,
+) -> TypedSubgraph:  # fmt: skip
+    """Samples edges around seeds hop by hop, and numbers their nodes in order of first occurrence,
+    as pyg-lib does. With one type and no time, it draws what
+    :func:`~pyg_fast.ops.neighbor_sample.sample_subgraph` draws.
+
+    The map is one of all nodes or, for a subgraph per seed, a hashed one without a limit. On a GPU
+    it waits once, for the sizes of the result, and once in each hop that would need too much memory
+    in advance.
+
+    Args:
+        graph: The graph; it may be in pinned host memory.
+        seeds: The seeds, in range.
+        rules: Which edges to draw.
+        seed: Of the random numbers; the same one gives the same batch on a CPU and a GPU.
+        node_map: The map.
+        induced: Take all edges between the sampled nodes; not for a subgraph per seed.
+    """
+    batch = _TypedBatch(graph, seeds, rules, node_map)
+    for hop in range(len(rules.fanouts)):
+        batch.run(hop, seed)
+    return batch.take_induced() if induced else batch.take()
+
+
+class _TypedBatch:
+    """A mini-batch during sampling.
+
+    It allocates the largest possible size if that is not too much; then it need not synchronise.
+    """
+
+    def __init__(
+        self, graph: TypedGraph, seeds: TypedSeeds, rules: Rules, node_map: NodeMap
+    ) -> None:
+        self.graph, self.types, self.seeds = graph, graph.types, seeds
+        self.rules, self.map = rules, node_map
+        self.num_seeds = seeds.nodes.numel()
+        self.device = seeds.nodes.device
+        self.knows_sizes = not seeds.nodes.is_cuda  # without synchronisation
+        self.new = list(seeds.sizes)  # upper bounds by type: nodes of the last hop
+        self.max_nodes, self.max_edges, self.max_work = self.num_seeds, 0, 0
+        self.counts = torch.from_numpy(self._first_counts()).to(self.device, non_blocking=True)
+        self.table = node_map.table(self.num_seeds)
+        self.stamp = node_map.next_stamp()
+        self._reserve()
+        self.sizes = len(rules.fanouts), len(self.types.first_node) - 1, self.types.num_nodes
+        ops.begin_typed(
+            seeds.nodes, seeds.root, self.n_id, self.root, self.counts, self.types.table,
+            self.table, self.local, self.rowptr, self.stamp, *self.sizes,
+        )  # fmt: skip
+
+    def _first_counts(self) -> Ints:
+        """What kernels count, see params/typed_sample.h: of the seeds known, of the hops zero."""
+        hops, nodes, edges = (
+            len(self.rules.fanouts), len(self.types.first_node) - 1, len(self.types.ends)
+        )  # fmt: skip
+        sections = (hops + 1) * nodes + 1, (hops + 1) * nodes, (hops + 1) * edges + 1
+        ends = np.cumsum([0, *sections, hops * edges + 1, edges]).tolist()
+        self.of_nodes, self.of_before, self.of_work, self.of_edges, _ = (
+            slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)
+        )
+        out = np.zeros(ends[-1], dtype=np.int64)
+        out[1 : nodes + 1] = np.cumsum(self.seeds.sizes)
+        work = [self.seeds.sizes[dst] for _, dst in self.types.ends]
+        out[self.of_work][1 : edges + 1] = np.cumsum(work)
+        return out
+
+    def _reserve(self) -> None:
+        most = self.num_seeds + self.max_edges
+        if most >= _MOST_EDGES:
+            raise ValueError(
+                f"a mini-batch may have {_MOST_EDGES} edges, got {most}: lower 'num_neighbors' or "
+                f'take fewer seeds'
+            )
+        scratch = self.map.scratch
+        self.n_id = scratch('n_id', self.max_nodes, torch.int64)
+        has_roots = self.seeds.root is not None
+        self.root = scratch('root', self.n_id.numel(), torch.int32) if has_roots else None
+        self.rowptr = scratch('rowptr', self.max_work + 1, torch.int32)
+        self.neighbor = scratch('neighbor', self.max_edges, torch.int64)
+        size = self.neighbor.numel()
+        self.dst = scratch('dst', size, torch.int32)
+        self.e_id = scratch('e_id', size, torch.int64)
+        self.local = scratch('local', self.num_seeds + size, torch.int32)
+
+    def run(self, hop: int, seed: int) -> None:
+        """Samples a hop."""
+        graph, types, rules, counts = self.graph, self.types, self.rules, self.counts
+        fanouts, fanout = rules.fanouts[hop], rules.fanout_table[hop]
+        max_work = sum(self.new[dst] for _, dst in types.ends)
+        self.max_work += max_work
+        self._reserve()
+        max_age = -1 if rules.max_age is None else rules.max_age
+        time = self.seeds.time if graph.time is not None else None
+        hops, node_types, _ = self.sizes
+        ops.typed_counts(
+            graph.rowptr, graph.weight, graph.time, time, types.table, fanout, self.n_id,
+            self.root, counts, self.rowptr, hops, node_types, hop, rules.replace, rules.last,
+            max_age, max_work,
+        )  # fmt: skip
+        max_edges = self._grow(hop, fanouts)
+        ops.typed_neighbors(
+            graph.rowptr, graph.col, graph.perm, graph.weight, graph.time, time, types.table,
+            fanout, self.n_id, self.root, counts, self.rowptr, self.neighbor, self.dst, self.e_id,
+            self.table, self.stamp, self.num_seeds, *self.sizes, hop, rules.replace, rules.last,
+            max_age, seed, max(fanouts), -1 in fanouts, max_work, max_edges,
+        )  # fmt: skip
+        ops.append_typed(
+            types.table, self.rowptr, self.neighbor, self.n_id, self.root, counts, self.table,
+            self.local, self.stamp, self.num_seeds, *self.sizes, hop, max_edges,
+        )  # fmt: skip
+
+    def _grow(self, hop: int, fanouts: tuple[int, ...]) -> int:
+        """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
+        types = self.types
+        distinct = self.root is None
+        edges = []
+        for fanout, (_, dst), count in zip(fanouts, types.ends, types.num_edges, strict=True):
+            most = self.new[dst] * fanout if fanout >= 0 else _MOST_EDGES if self.new[dst] else 0
+            if distinct and hop > 0 and not self.rules.replace:
+                most = min(most, count)
+            edges.append(most)
+        guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
+        if self.knows_sizes or self.max_edges + sum(edges) > guessed:
+            edges = self._read_sizes(hop)
+        self.max_edges += sum(edges)
+        new = [0] * (len(types.first_node) - 1)
+        for (src, _), count in zip(types.ends, edges, strict=True):
+            new[src] += count
+        self.new = list(map(min, new, types.sizes())) if distinct else new
+        self.max_nodes += sum(self.new)
+        self._reserve()
+        self._fit_table(hop)
+        return sum(edges)
+
+    def _read_sizes(self, hop: int) -> list[int]:
+        """The edges of each type of this hop; makes the bounds of earlier hops exact."""
+        num_types, num_node_types = len(self.types.ends), self.sizes[1]
+        work = self.counts[self.of_work][: (hop + 1) * num_types + 1]
+        first_edge = self.rowptr[work[hop * num_types :]]
+        num_nodes = self.counts[(hop + 1) * num_node_types]
+        sizes = torch.cat([first_edge.long(), work[-1:], num_nodes.view(1)]).tolist()
+        ends: list[int] = sizes[:-2]
+        self.max_edges, self.max_work, self.max_nodes = ends[0], sizes[-2], sizes[-1]
+        return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+
+    def _fit_table(self, hop: int) -> None:
+        table = self.map.table(self.max_nodes)
+        if table is self.table:
+            return
+        self.table = table  # The hashed table was too small.
+        seeds, root = self.seeds.nodes, self.seeds.root
+        keys = seeds if root is None else root.long() * self.types.num_nodes + seeds
+        done = int(self.counts[self.of_edges][hop * len(self.types.ends)])
+        ops.relabel(torch.cat([keys, self.neighbor[:done]]), table, self.stamp)
+
+    def take(self) -> TypedSubgraph:
+        """What was sampled."""
+        hops, node_types, _ = self.sizes
+        num_types = len(self.types.ends)
+        counts = self.counts.cpu().numpy()
+        nodes = np.diff(counts[self.of_nodes]).reshape(hops + 1, node_types)
+        edges = np.diff(counts[self.of_edges]).reshape(hops, num_types)
+        before = counts[self.of_before].reshape(hops + 1, node_types)
+        total, count = nodes.sum(0), edges.sum(0)
+        first = np.cumsum(total) - total
+        node_shift = first + before - counts[self.of_nodes][:-1].reshape(nodes.shape)
+        out_edges = _aligned(count)
+        done = np.cumsum(edges, 0) - edges
+        edge_shift = out_edges[:-1] + done - counts[self.of_edges][:-1].reshape(edges.shape)
+        rows = np.array([total[dst] + 1 for _, dst in self.types.ends], dtype=np.int64)
+        out_rows = _aligned(rows)
+        layout = np.concatenate([
+            self.types.first_node[:-1], node_shift.ravel(), edge_shift.ravel(), out_edges[:-1],
+            count, out_rows[:-1],
+        ]).astype(np.int64)  # fmt: skip
+        n_id, root, rowptr, col, ends, e_id = ops.take_typed(
+            self.types.table, self.counts,
+            torch.from_numpy(layout).to(self.device, non_blocking=True), self.n_id, self.root,
+            self.rowptr, self.neighbor, self.dst, self.e_id, self.table, self.local, self.stamp,
+            hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
+            int(out_edges[-1]),
+        )  # fmt: skip
+        sizes, starts, sums = total.tolist(), out_edges.tolist(), count.tolist()
+        return TypedSubgraph(
+            list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
+            [ends[2 * k : 2 * (k + n)].view(2, n) for k, n in zip(starts, sums, strict=False)],
+            _parts(rowptr, out_rows.tolist(), rows.tolist()), _parts(col, starts, sums),
+            _parts(e_id, starts, sums), nodes.T.tolist(), edges.T.tolist(),
+        )  # fmt: skip
+
+    def take_induced(self) -> TypedSubgraph:
+        """All edges between the sampled nodes."""
+        sampled = self.take()
+        dst = [dst for _, dst in self.types.ends]
+        rows_of_type = [self.types.sizes()[d] for d in dst]
+        first_row = np.cumsum([0, *rows_of_type]).tolist()
+        rows = torch.cat([sampled.n_id[d] + row for row, d in zip(first_row, dst, strict=False)])
+        graph = self.graph
+        pointers = ops.count_induced(graph.rowptr, graph.col, rows, self.table, self.stamp)
+        sizes = [sampled.n_id[d].numel() for d in dst]
+        ends = pointers[np.cumsum([0, *sizes]).tolist()].tolist()
+        if ends[-1] >= _MOST_EDGES:
+            raise ValueError(f'a mini-batch may have {_MOST_EDGES} edges, got {ends[-1]}')
+        col, edge_index, e_id = ops.induced_edges(
+            graph.rowptr, graph.col, graph.perm, rows, pointers, self.table, self.local,
+            self.stamp, ends[-1],
+        )  # fmt: skip
+        edges, rowptrs, cols, e_ids, row = [], [], [], [], 0
+        for size, begin, end in zip(sizes, ends, ends[1:], strict=False):
+            # Copies: kernels read them at multiples of 16 bytes.
+            source, target = edge_index[:, begin:end]
+            edges.append(torch.stack([source, target - row]))
+            rowptrs.append((pointers[row : row + size + 1] - begin).int())
+            cols.append(col[begin:end].clone())
+            e_ids.append(e_id[begin:end].clone())
+            row += size
+        return sampled._replace(
+            edge_index=edges, rowptr=rowptrs, col=cols, e_id=e_ids, num_sampled_edges=None
+        )
+
+
+def _aligned(sizes: Ints) -> Ints:
+    """Where parts of these sizes begin, each at a multiple of 16 bytes, and where the last ends."""
+    padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(padded)])
+
+
+def _parts(whole: Tensor, starts: list[int], sizes: list[int]) -> list[Tensor]:
+    return [whole[k : k + size] for k, size in zip(starts, sizes, strict=False)]
+
+
+@fake('take_typed')
+def _take_typed_fake(
+    n_id: Tensor, root: Tensor | None, dst: Tensor, num_nodes: int, num_rows: int, room: int
+) -> tuple[Tensor, ...]:
+    return (
+        n_id.new_empty(num_nodes),
+        n_id.new_empty(0 if root is None else num_nodes),
+        dst.new_empty(num_rows),
+        dst.new_empty(room),
+        n_id.new_empty(2 * room),
+        n_id.new_empty(room),
+    )
+
+
+for _op in ('begin_typed', 'typed_counts', 'typed_neighbors', 'append_typed'):
+    fake(_op)(lambda: None)  # These ops only write to their arguments.
