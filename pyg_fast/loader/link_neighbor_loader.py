@@ -48,48 +48,57 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
             loss = F.binary_cross_entropy_with_logits((z[src] * z[dst]).sum(-1), batch.edge_label)
 
     **Batches** are as PyG's, and have what those of :class:`FastNeighborLoader` have. The ends of
-    the links, sorted and each of them once, come first in :obj:`n_id`. About the links they tell:
+    the links, sorted and each of them once, come first in :obj:`n_id`; with :obj:`disjoint` or
+    :obj:`time_attr` each end of a link has a subgraph of its own, and :obj:`batch` is the number of
+    the link, for a negative one that of its positive link. About the links they tell, of
+    :class:`~torch_geometric.data.HeteroData` in the edge type of the links and its node types:
 
     - without :obj:`neg_sampling`: :obj:`edge_label_index` :math:`(2, P)`, positions in
-      :obj:`n_id`, and :obj:`edge_label`, if given;
+      :obj:`n_id`, and :obj:`edge_label` and :obj:`edge_label_time`, if given;
     - binary: the same of the :math:`P` links, then of :math:`\lceil P \cdot \textrm{amount} \rceil`
       negative ones; :obj:`edge_label` is 1 for links and 0 for negatives, or as given, plus 1 if
       the smallest label of all links is 0, and 0 for negatives;
     - triplet: :obj:`src_index` and :obj:`dst_pos_index` :math:`(P)`, and :obj:`dst_neg_index`
-      :math:`(P, \textrm{amount})`, or :math:`(P)` for one.
+      :math:`(P, \textrm{amount})`, or :math:`(P)` for one, and :obj:`seed_time`, if times are
+      given.
 
     **Negatives** are drawn on :obj:`device`: binary ones by both ends, triplets by their
     destination, equally or in proportion to the weights of :obj:`neg_sampling`. As PyG's they may
-    be edges by chance, except with :obj:`true_negatives`.
+    be edges by chance, except with :obj:`true_negatives`. With times of nodes a negative exists at
+    the time of its link; if no node does, it is the earliest one.
 
     **The edge that a model is to predict** is in its sampled graph, too, if it is an edge of
-    :obj:`data`: the model then learns to find it there. With :obj:`drop_seed_edges` a batch has no
-    edge between the ends of one of its links, in the direction of the link, and with
-    :obj:`rev_edge_type=True` in none: choose this in undirected graphs.
+    :obj:`data`: the model then learns to find it there. That holds for times, too: an edge is
+    sampled from its own time on. With :obj:`drop_seed_edges` a batch has no edge between the ends
+    of one of its links, in the direction of the link, and with :obj:`rev_edge_type` in none: choose
+    both in undirected graphs.
 
     For randomness, changed data, memory, CUDA graphs, PyG's interface and arguments that are not
     listed below see :class:`FastNeighborLoader`.
 
     Args:
-        data (Data or (FeatureStore, GraphStore)): The graph.
-        num_neighbors (list of int): Most edges per node in each hop, from the
-            links outwards; :obj:`-1`: all.
+        data (Data, HeteroData or (FeatureStore, GraphStore)): The graph.
+        num_neighbors (list of int or dict): Most edges per node in each hop, from the
+            links outwards, of all edge types or of each; :obj:`-1`: all.
         edge_label_index (Tensor, optional): The links :math:`(2, |\mathcal{L}|)`, of any integer
-            dtype. A copy is made. (default: :obj:`None`, all edges)
+            dtype. A copy is made. Of :obj:`HeteroData` a pair of the edge type, which need not be
+            one of the graph, and links; or an edge type: all its edges.
+            (default: :obj:`None`, all edges)
         edge_label (Tensor, optional): Their labels :math:`(|\mathcal{L}|, *)`.
             (default: :obj:`None`)
-        edge_label_time (Tensor, optional): Not supported. (default: :obj:`None`)
+        edge_label_time (Tensor, optional): Their times :math:`(|\mathcal{L}|)`, integers, given
+            with :obj:`time_attr`. (default: :obj:`None`)
         replace (bool): As in :class:`FastNeighborLoader`. (default: :obj:`False`)
         subgraph_type (SubgraphType or str): The same. With :obj:`"bidirectional"`,
             :obj:`drop_seed_edges` drops both directions. (default: :obj:`"directional"`)
-        disjoint (bool): Not supported. (default: :obj:`False`)
-        temporal_strategy (str): Not supported. (default: :obj:`"uniform"`)
+        disjoint (bool): The same. (default: :obj:`False`)
+        temporal_strategy (str): The same. (default: :obj:`"uniform"`)
         neg_sampling (NegativeSampling or str, optional): :obj:`"binary"`, :obj:`"triplet"`, or
             PyG's :class:`~torch_geometric.sampler.NegativeSampling` or its arguments as a
             dictionary, with an amount and weights of nodes. (default: :obj:`None`)
         neg_sampling_ratio (float, optional): Binary negatives for each link, as :obj:`neg_sampling`
             tells, too. (default: :obj:`None`)
-        time_attr (str, optional): Not supported. (default: :obj:`None`)
+        time_attr (str, optional): As in :class:`FastNeighborLoader`. (default: :obj:`None`)
         weight_attr (str, optional): As in :class:`FastNeighborLoader`. (default: :obj:`None`)
         transform (callable, optional): The same. (default: :obj:`None`)
         transform_sampler_output (callable, optional): The same; its :obj:`metadata` is PyG's.
@@ -104,11 +113,15 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         true_negatives (bool): Never draw an edge of :obj:`data` or a link of
             :obj:`edge_label_index` as a negative: other pairs are as likely as if such were drawn
             again, of weighted destinations those that only eight draws miss are drawn with equal
-            weights. Takes 16 bytes for each edge on the device. (default: :obj:`False`)
+            weights. If at a time all nodes are neighbours of a source, its negative is the earliest
+            node in spite of that. Takes 16 bytes for each edge on the device.
+            (default: :obj:`False`)
         drop_seed_edges (bool): Drop the edges between the ends of the links of a batch from its
             sampled graph, parallel ones too. They are not replaced by others; on CUDA a batch
             waits once more for its size. (default: :obj:`False`)
-        rev_edge_type (bool): Drop their reverses, too. (default: :obj:`False`)
+        rev_edge_type (bool or tuple): Drop their reverses, too, of :obj:`HeteroData` those of this
+            type; :obj:`True`: of the same type as the links. (default: :obj:`False`)
+        max_age (int, optional): As in :class:`FastNeighborLoader`. (default: :obj:`None`)
         sampler (Sampler, optional): Positions in :obj:`edge_label_index`.
             (default: :obj:`None`)
         batch_sampler (Sampler, optional): Lists of such positions. (default: :obj:`None`)
