@@ -15,12 +15,38 @@ void begin_typed(const TypedHop& p, int64_t begin, int64_t end) {
   }
 }
 
+namespace {
+
+// Calls fn(type, work) for work in [begin, end), and prefetches what it reads of the graph.
+template <typename I, typename Fn>
+void for_work(const TypedHop& p, int64_t begin, int64_t end, bool draws, const Fn& fn) {
+  const char* col = static_cast<const char*>(p.graph.col);
+  const int64_t width = p.graph.col64 ? 8 : 4;
+  for (int64_t type = 0; type < p.num_types; ++type) {
+    const int64_t* of_type = p.work + p.hop * p.num_types + type;
+    const int64_t first = std::max(begin, of_type[0]), last = std::min(end, of_type[1]);
+    const EdgeType& edge = p.types[type];
+    // The node of a piece of work, and where its row begins.
+    const int64_t* node = p.n_id + p.nodes[p.hop * p.num_node_types + edge.dst] - of_type[0];
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr) + edge.first_row - edge.first_node;
+    for (int64_t work = first; work < last; ++work) {
+      if (work + kAhead < last) __builtin_prefetch(rowptr + node[work + kAhead]);
+      if (draws && work + kAhead / 4 < last) {
+        __builtin_prefetch(col + width * rowptr[node[work + kAhead / 4]]);
+      }
+      fn(type, work);
+    }
+  }
+}
+
+}  // namespace
+
 void typed_counts(const TypedHop& p, int64_t begin, int64_t end) {
   with_index(p.graph.index64, [&](auto index) {
-    for (int64_t work = begin; work < end; ++work) {
-      const DrawRow row = typed_row<decltype(index)>(p, work).row;
-      p.rowptr[work + 1] = static_cast<int32_t>(edges_to_draw(row));
-    }
+    using I = decltype(index);
+    for_work<I>(p, begin, end, false, [&](int64_t type, int64_t work) {
+      p.rowptr[work + 1] = static_cast<int32_t>(edges_to_draw(typed_row<I>(p, type, work).row));
+    });
   });
 }
 
@@ -28,17 +54,17 @@ void typed_neighbors(const TypedHop& p, int64_t begin, int64_t end) {
   with_index(p.graph.index64, [&](auto index) {
     using I = decltype(index);
     Draws draws;
-    for (int64_t work = begin; work < end; ++work) {
+    for_work<I>(p, begin, end, true, [&](int64_t type, int64_t work) {
       const int64_t start = p.rowptr[work], count = p.rowptr[work + 1] - start;
-      if (count == 0) continue;
-      const TypedRow from = typed_row<I>(p, work);
+      if (count == 0) return;
+      const TypedRow from = typed_row<I>(p, type, work);
       draw(from.row, count, draws, [&](int64_t k, int64_t position) {
         const int64_t e = start + k;
         p.neighbor[e] = key_of(p, from.slot, column(p.graph, position));
         p.dst[e] = from.dst;
         p.e_id[e] = p.graph.perm ? static_cast<const I*>(p.graph.perm)[position] : position;
       });
-    }
+    });
   });
 }
 
@@ -69,13 +95,37 @@ void append_typed(const TypedHop& p, int64_t begin, int64_t end, int64_t slot, i
   }
 }
 
+namespace {
+
+// Calls fn(segment, first, last) for the parts of [begin, end) in each of `count` segments.
+template <typename Fn>
+void for_segments(const int64_t* start, int64_t count, int64_t begin, int64_t end, const Fn& fn) {
+  if (begin >= end) return;
+  for (int64_t segment = segment_of(start, count, begin); segment < count && start[segment] < end;
+       ++segment) {
+    fn(segment, std::max(begin, start[segment]), std::min(end, start[segment + 1]));
+  }
+}
+
+}  // namespace
+
 void take_nodes(const TakeTyped& t, int64_t begin, int64_t end) {
-  for (int64_t slot = begin; slot < end; ++slot) take_node(t, slot);
+  const TypedHop& p = t.p;
+  for_segments(p.nodes, (p.hop + 1) * p.num_node_types, begin, end,
+               [&](int64_t segment, int64_t first, int64_t last) {
+                 for (int64_t slot = first; slot < last; ++slot) take_node(t, segment, slot);
+               });
 }
 
 void take_edges(const TakeTyped& t, int64_t begin, int64_t end) {
-  for_ids(t.p.map, begin, end, [&](int64_t e) { return t.p.neighbor[e]; },
-          [&](int64_t e) { take_edge(t, e, t.p.local[find(t.p.map, t.p.neighbor[e])]); });
+  const TypedHop& p = t.p;
+  for_segments(p.edges, p.hop * p.num_types, begin, end,
+               [&](int64_t segment, int64_t first, int64_t last) {
+                 for_ids(p.map, first, last, [&](int64_t e) { return p.neighbor[e]; },
+                         [&](int64_t e) {
+                           take_edge(t, segment, e, p.local[find(p.map, p.neighbor[e])]);
+                         });
+               });
 }
 
 void take_rows(const TakeTyped& t, int64_t begin, int64_t end) {

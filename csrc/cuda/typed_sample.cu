@@ -191,9 +191,12 @@ __global__ void __launch_bounds__(kThreads) take_kernel(TakeTyped t) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int64_t e = thread; e < t.num_edges; e += step) {
-    take_edge(t, e, t.p.local[find(t.p.map, t.p.neighbor[e])]);
+    const int64_t segment = segment_of(t.p.edges, t.p.hop * t.p.num_types, e);
+    take_edge(t, segment, e, t.p.local[find(t.p.map, t.p.neighbor[e])]);
   }
-  for (int64_t slot = thread; slot < t.num_nodes; slot += step) take_node(t, slot);
+  for (int64_t slot = thread; slot < t.num_nodes; slot += step) {
+    take_node(t, segment_of(t.p.nodes, (t.p.hop + 1) * t.p.num_node_types, slot), slot);
+  }
   for (int64_t k = thread; k < t.num_rows; k += step) take_row(t, k);
 }
 

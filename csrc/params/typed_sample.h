@@ -93,12 +93,12 @@ struct TypedRow {
   int32_t dst = 0;  // the number of the node in its type
 };
 
+// Of work that is known to be of a type.
 template <typename I>
-PYG_FAST_DEVICE inline TypedRow typed_row(const TypedHop& p, int64_t work) {
-  const int64_t* first = p.work + p.hop * p.num_types;
-  const int64_t type = segment_of(first, p.num_types, work);
+PYG_FAST_DEVICE inline TypedRow typed_row(const TypedHop& p, int64_t type, int64_t work) {
   const EdgeType& edge = p.types[type];
-  const int64_t of_nodes = p.hop * p.num_node_types + edge.dst, k = work - first[type];
+  const int64_t of_nodes = p.hop * p.num_node_types + edge.dst;
+  const int64_t k = work - p.work[p.hop * p.num_types + type];
   TypedRow out;
   out.slot = p.nodes[of_nodes] + k;
   out.dst = static_cast<int32_t>(p.before[of_nodes] + k);
@@ -129,6 +129,12 @@ PYG_FAST_DEVICE inline int32_t end_of_edges(int64_t sum) {
   return static_cast<int32_t>(sum < INT32_MAX ? sum : INT32_MAX);
 }
 
+template <typename I>
+PYG_FAST_DEVICE inline TypedRow typed_row(const TypedHop& p, int64_t work) {
+  const int64_t type = segment_of(p.work + p.hop * p.num_types, p.num_types, work);
+  return typed_row<I>(p, type, work);
+}
+
 PYG_FAST_DEVICE inline int64_t key_of(const TypedHop& p, int64_t slot, int64_t node) {
   return p.root ? p.root[slot] * p.num_graph_nodes + node : node;
 }
@@ -154,17 +160,16 @@ struct TakeTyped {
   int64_t* out_e_id = nullptr;
 };
 
-PYG_FAST_DEVICE inline void take_node(const TakeTyped& t, int64_t slot) {
-  const int64_t types = t.p.num_node_types;
-  const int64_t segment = segment_of(t.p.nodes, (t.p.hop + 1) * types, slot);
+// `segment`: of slots, or of edges, the one of this hop and type.
+PYG_FAST_DEVICE inline void take_node(const TakeTyped& t, int64_t segment, int64_t slot) {
   const int64_t out = slot + t.node_shift[segment];
-  t.out_n_id[out] = t.p.n_id[slot] - t.first_node[segment % types];
+  t.out_n_id[out] = t.p.n_id[slot] - t.first_node[segment % t.p.num_node_types];
   if (t.out_root) t.out_root[out] = t.p.root[slot];
 }
 
 // `source`: the number of its source in its type.
-PYG_FAST_DEVICE inline void take_edge(const TakeTyped& t, int64_t e, int32_t source) {
-  const int64_t segment = segment_of(t.p.edges, t.p.hop * t.p.num_types, e);
+PYG_FAST_DEVICE inline void take_edge(const TakeTyped& t, int64_t segment, int64_t e,
+                                      int32_t source) {
   const int64_t type = segment % t.p.num_types;
   const int64_t out = e + t.edge_shift[segment];
   const int64_t first = t.out_edges[type], count = t.count[type];
