@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
 
+from ..ops.typed_sample import TypedSeeds
 from ._negatives import Negatives, negatives_of
 from ._options import SamplingOptions
 from ._seeds import SeedBatch, copy_of_seeds, copy_of_times, find_outside, mix_seeds
@@ -69,7 +70,12 @@ class LinkInput:
                 device,
             )  # fmt: skip
         dropped = self._dropped_types(data, key, options)
-        return LinkSeeds(links, label, time, input_id, self, key, negatives, dropped, options)
+        types = None
+        if key is not None and isinstance(graph, TypedStructure):
+            types = LinkTypes.of(graph, key, device)
+        return LinkSeeds(
+            links, label, time, input_id, self, key, negatives, dropped, options, types
+        )
 
     def _dropped_types(
         self, data: Data | HeteroData | None, key: EdgeType, options: SamplingOptions
@@ -106,6 +112,43 @@ class LinkInput:
 _BOTH_WAYS = SubgraphType.bidirectional
 
 
+class LinkTypes(NamedTuple):
+    """The node types of links, in the order of the graph."""
+
+    keys: tuple[str, ...]
+    places: tuple[int, ...]  # among all types
+    first_node: tuple[int, ...]  # of all types in one numbering, and where the last one ends
+    bounds: Tensor  # the same, on the device
+
+    @classmethod
+    def of(
+        cls, graph: TypedStructure, key: tuple[str, str, str], device: torch.device
+    ) -> 'LinkTypes':
+        keys = [each for each in graph.node_types if each is not None and each in key[::2]]
+        first_node = graph.graph.types.first_node
+        return cls(
+            tuple(keys), tuple(map(graph.node_types.index, keys)), first_node,
+            torch.tensor(first_node, device=device),
+        )  # fmt: skip
+
+    def distinct(self, nodes: dict[str, Tensor]) -> tuple[TypedSeeds, dict[str, Tensor]]:
+        """The distinct nodes of each type, and the positions of all nodes among them, without a
+        wait for the device."""
+        sizes = [0] * (len(self.first_node) - 1)
+        for key, place in zip(self.keys, self.places, strict=True):
+            sizes[place] = nodes[key].numel()
+        ids, local, count = distinct(torch.cat([
+            nodes[key] + self.first_node[place]
+            for key, place in zip(self.keys, self.places, strict=True)
+        ]))  # fmt: skip
+        ends = torch.searchsorted(ids, self.bounds).clamp(max=count)
+        parts = local.split([nodes[key].numel() for key in self.keys])
+        return TypedSeeds(ids, tuple(sizes), counts=ends.diff()), {
+            key: part - ends[place]
+            for key, place, part in zip(self.keys, self.places, parts, strict=True)
+        }
+
+
 @dataclass(frozen=True)
 class LinkSeeds:
     """Links around which batches are sampled, on the CPU: copies, as those of nodes."""
@@ -119,6 +162,7 @@ class LinkSeeds:
     negatives: Negatives | None  # None: without negative sampling, or without links
     dropped_types: tuple[tuple[EdgeType, bool], ...]
     options: SamplingOptions
+    types: LinkTypes | None  # None: one type
 
     def __len__(self) -> int:
         return self.links.size(1)
@@ -197,25 +241,26 @@ class LinkSeeds:
 
     def _seeds_of(
         self, src: Tensor, dst: Tensor
-    ) -> tuple[Tensor | dict[str, Tensor], tuple[Tensor, Tensor], Tensor | None]:
+    ) -> tuple[
+        Tensor | dict[str, Tensor] | TypedSeeds, tuple[Tensor, Tensor], Tensor | None
+    ]:  # fmt: skip
         """The seeds, the positions of sources and destinations among those of their types, and the
         number of seeds."""
         nodes = self._by_type(src, dst)
-        parts = list(nodes.values()) if isinstance(nodes, dict) else [nodes]
-        num_nodes = None
+        parts, num_nodes = list(nodes.values()) if isinstance(nodes, dict) else [nodes], None
+        seeds: Tensor | dict[str, Tensor] | TypedSeeds = nodes
         if self.options.has_roots:
             local = [torch.arange(part.numel(), device=part.device) for part in parts]
-        elif self.options.is_typed:
-            found = [part.unique(return_inverse=True) for part in parts]
-            assert isinstance(nodes, dict)
-            nodes = {key: part for key, (part, _) in zip(nodes, found, strict=True)}
-            local = [inverse for _, inverse in found]
+        elif isinstance(nodes, dict):
+            assert self.types is not None
+            seeds, by_type = self.types.distinct(nodes)
+            local = [by_type[key] for key in nodes]
         else:
-            nodes, inverse, num_nodes = distinct(parts[0])
+            seeds, inverse, num_nodes = distinct(nodes)
             local = [inverse]
         if len(local) == 1:
             local = list(local[0].split([src.numel(), dst.numel()]))
-        return nodes, (local[0], local[1]), num_nodes
+        return seeds, (local[0], local[1]), num_nodes
 
     def write(self, batch: Any, metadata: tuple) -> None:
         """Writes what a batch tells of its links."""

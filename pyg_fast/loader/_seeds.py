@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
+from ..ops.typed_sample import TypedSeeds
 from ._options import BatchOptions, SamplingOptions
 from ._structure import Structure
 from ._typed_structure import EdgeType, TypedStructure, is_time
@@ -35,10 +36,10 @@ class SeedBatch(NamedTuple):
     seed has a subgraph of its own, these are numbered in the order of the types here.
     """
 
-    nodes: Tensor | dict[str, Tensor]
+    nodes: Tensor | dict[str, Tensor] | TypedSeeds
     metadata: tuple[object, ...]  # as that of PyG's SamplerOutput
     time: Tensor | dict[str, Tensor] | None = None  # int64: only earlier neighbours are sampled
-    num_nodes: Tensor | None = None  # how many nodes, on the device; the others repeat some
+    num_nodes: Tensor | None = None  # how many of `nodes`, on the device; the others repeat them
     batch: Tensor | None = None  # `batch.batch` of each subgraph; None: its number
     #: By edge type, sources and destinations of edges that the batch must not have.
     dropped: dict[EdgeType, Tensor] | None = None

@@ -54,6 +54,8 @@ def sample_typed_batch(
 
 def _typed_seeds(graph: TypedStructure, seeds: SeedBatch, has_roots: bool) -> TypedSeeds:
     """The seeds, type by type as the graph has them."""
+    if isinstance(seeds.nodes, TypedSeeds):
+        return seeds.nodes
     nodes = seeds.nodes if isinstance(seeds.nodes, dict) else {None: seeds.nodes}
     first_root, count = {}, 0
     for key, ids in nodes.items():

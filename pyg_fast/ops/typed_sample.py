@@ -79,12 +79,17 @@ class TypedGraph(NamedTuple):
 
 class TypedSeeds(NamedTuple):
     """Seeds, by node type. `root` numbers the subgraphs, one for each seed; None: one for all.
-    `time` is that of each subgraph."""
+    `time` is that of each subgraph.
+
+    With `counts`, the numbers of seeds on the device, `sizes` are upper bounds of them, and what
+    follows the seeds in `nodes` must repeat them.
+    """
 
     nodes: Tensor  # int64, in the numbering of all nodes
     sizes: tuple[int, ...]  # number of seeds of each type
     root: Tensor | None = None  # int32
     time: Tensor | None = None  # int64
+    counts: Tensor | None = None  # int64
 
 
 class Rules(NamedTuple):
@@ -165,6 +170,10 @@ class _TypedBatch:
         self.new = list(seeds.sizes)  # upper bounds by type: nodes of the last hop
         self.max_nodes, self.max_edges, self.max_work = self.num_seeds, 0, 0
         self.counts = torch.from_numpy(self._first_counts()).to(self.device, non_blocking=True)
+        if seeds.counts is not None:
+            self.counts[1 : len(seeds.sizes) + 1] = seeds.counts.cumsum(0)
+            work = seeds.counts[self.types.table[:, 2]].cumsum(0)
+            self.counts[self.of_work][1 : work.numel() + 1] = work
         self.table = node_map.table(self.num_seeds)
         self.stamp = node_map.next_stamp()
         self._reserve()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import LinkNeighborLoader
+from torch_geometric.loader import LinkNeighborLoader, ZipLoader
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import trim_to_layer
 
@@ -342,6 +342,27 @@ def test_no_edge_of_links_with_all_neighbors(device: torch.device, kind: Any) ->
                 assert torch.equal(got.edge_time, other.edge_time)
 
 
+def test_no_edge_of_links_in_bidirectional_batches(device: torch.device) -> None:
+    data, back = random_hetero(), ('paper', 'rev_writes', 'author')
+    for name, value in data[WRITES].items():
+        data[back][name] = value.flip(0) if name == 'edge_index' else value
+    loader = loader_of(
+        data, WRITES, links_from(data, WRITES), num_neighbors=[3, 2], batch_size=9, device=device,
+        subgraph_type='bidirectional', drop_seed_edges=True, rev_edge_type=back,
+    )  # fmt: skip
+    for batch in loader:
+        n_id = [batch[key].n_id.cpu() for key in WRITES[::2]]
+        links, edges, reverse = (
+            set(zip(*(ids[end].tolist() for ids, end in zip(n_id, ends.cpu(), strict=True)),
+                    strict=True))
+            for ends in (batch[WRITES].edge_label_index, batch[WRITES].edge_index.as_tensor(),
+                         batch[back].edge_index.as_tensor().flip(0))
+        )  # fmt: skip
+        assert edges
+        assert edges == reverse
+        assert not links & edges
+
+
 def test_dropped_edges_are_trimmed_with_the_rest(device: torch.device) -> None:
     data = random_hetero()
     links = data[WRITES].edge_index
@@ -376,6 +397,23 @@ def test_copies_and_devices_give_the_same(device: torch.device, how: str) -> Non
         for batches in zip(loader, other, plain, strict=True):
             first, *rest = map(flat, batches)
             assert all(batch == first for batch in rest)
+
+
+@pytest.mark.parametrize('num_workers', [0, 2])
+def test_zip_loader(num_workers: int) -> None:
+    data, graph = random_data(), random_hetero()
+    loaders = [
+        FastLinkNeighborLoader(
+            data, [2], data.edge_index[:, :80], neg_sampling='binary', drop_seed_edges=True
+        ),
+        FastLinkNeighborLoader(graph, [2], WRITES, neg_sampling='triplet', true_negatives=True),
+    ]
+    for one, two in ZipLoader(loaders, batch_size=20, num_workers=num_workers):
+        assert torch.equal(one.input_id, two[WRITES].input_id)
+        links = one.n_id[one.edge_label_index[:, :20]]
+        assert torch.equal(links, data.edge_index[:, one.input_id])
+        src = two['author'].n_id[two['author'].src_index]
+        assert torch.equal(src, graph[WRITES].edge_index[0, one.input_id])
 
 
 def test_empty_batches(device: torch.device) -> None:
