@@ -32,7 +32,7 @@ class LinkInput:
     neg_sampling: NegativeSampling | None = None
     true_negatives: bool = False
     drop_seed_edges: bool = False
-    rev_edge_type: EdgeType | bool = None
+    rev_edge_type: tuple[str, str, str] | bool = False
 
     def read(
         self, data: Data | HeteroData | None, graph: Structure | TypedStructure,
@@ -85,10 +85,10 @@ class LinkInput:
             return ()
         reverse, is_both_ways = self.rev_edge_type, options.subgraph_type == _BOTH_WAYS
         if not isinstance(data, HeteroData) or key is None:
-            if isinstance(reverse, tuple):
+            if not isinstance(reverse, bool):
                 raise ValueError(
                     f"'rev_edge_type' must be True or False for a graph with one type of edges, "
-                    f'got {reverse}'
+                    f'got {reverse!r}'
                 )
             return ((None, False), (None, True)) if reverse or is_both_ways else ((None, False),)
         if reverse is True:
@@ -225,11 +225,8 @@ class LinkSeeds:
             return src[:0], src[:0]
         assert self.input.neg_sampling is not None
         time = None if time is None else time.long()[number]
-        if self.input.neg_sampling.is_binary():
-            src = self.negatives.draw_sources(number.numel(), seed, time, src)
-        else:
-            src = src[number]
-        return src, self.negatives.draw_destinations(src, seed, time)
+        given = src[number] if self.input.neg_sampling.is_triplet() else None
+        return self.negatives.draw(number.numel(), seed, time, given, src.device)
 
     def _by_type(self, src: Tensor, dst: Tensor) -> Tensor | dict[str, Tensor]:
         """What seeds are or have, in the order in which subgraphs of theirs are numbered."""

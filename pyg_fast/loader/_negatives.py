@@ -145,28 +145,26 @@ class Negatives:
     ) -> None:
         self.sources, self.destinations, self.edges = sources, destinations, edges
 
-    def draw_sources(self, count: int, seed: int, time: Tensor | None, like: Tensor) -> Tensor:
-        sources = self.sources
-        bits = random_bits(seed, like.new_zeros(1, 1), count)[0]
-        return sources.at(sources.draw(bits, sources.num_eligible(time)))
-
-    def draw_destinations(self, src: Tensor, seed: int, time: Tensor | None) -> Tensor:
-        """Draws a destination for each source, at its time."""
+    def draw(
+        self, count: int, seed: int, time: Tensor | None, src: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Draws destinations that exist at these times, for sources that are given, or drawn too."""
         nodes, edges = self.destinations, self.edges
+        num_tries = 0 if edges is None or nodes.sums is None else _TRIES
+        draws = torch.arange(2 + num_tries, device=device)[:, None]
+        of_src, of_dst, *_ = bits = random_bits(seed, draws, count)
+        if src is None:
+            src = self.sources.at(self.sources.draw(of_src, self.sources.num_eligible(time)))
         eligible = nodes.num_eligible(time)
-        does_try = edges is not None and nodes.sums is not None
-        draws = torch.arange(1, 2 + does_try * _TRIES, device=src.device)
-        bits = random_bits(seed, draws[:, None], src.numel())
         if edges is None:
-            return nodes.at(nodes.draw(bits[0], eligible))
-        rank = edges.draw(bits[0], src, eligible)
-        if does_try:
-            tried = nodes.draw(bits[1:], eligible)
+            return src, nodes.at(nodes.draw(of_dst, eligible))
+        rank = edges.draw(of_dst, src, eligible)
+        if num_tries:
+            tried = nodes.draw(bits[2:], eligible)
             fails = edges.has(src, tried)
             first = fails.int().argmin(0, keepdim=True)
-            tried, fails = tried.gather(0, first)[0], fails.all(0)
-            rank = tried.where(~fails, rank)
-        return nodes.at(rank)
+            rank = rank.where(fails.all(0), tried.gather(0, first)[0])
+        return src, nodes.at(rank)
 
 
 def negatives_of(

@@ -296,7 +296,7 @@ def test_edges_that_no_negative_may_repeat(seed: int, num_nodes: int, share: flo
     for eligible in (1, num_nodes):
         free = (~dense[:, :eligible]).sum(1)
         assert torch.equal(edges.num_free(every, eligible), free)
-        draws = _negatives.random_bits(seed, torch.arange(40)[:, None], num_nodes)
+        draws = _negatives.random_bits(seed, torch.arange(8)[:, None], num_nodes)
         for bits in draws:
             rank = edges.draw(bits, every, eligible)
             assert ((rank >= 0) & (rank < eligible)).all()
@@ -316,6 +316,19 @@ def test_candidates_exist_at_the_time(seed: int) -> None:
     exists = (time[None] <= wanted[:, None]).any(1)
     assert (time[found] <= wanted)[exists].all()
     assert (time[found] == time.min())[~exists].all()
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_candidates_of_a_time_are_drawn_by_weight(device: torch.device, weighted: bool) -> None:
+    time, weight = torch.arange(9).flip(0) // 2, torch.arange(9) % 3
+    nodes = _negatives.Candidates.of(9, weight if weighted else None, time, device)
+    bits = _negatives.random_bits(3, torch.zeros(1, 1, dtype=torch.long, device=device), 4000)[0]
+    now = torch.full((4000,), 2, device=device)
+    found = nodes.at(nodes.draw(bits, nodes.num_eligible(now))).cpu()
+    p = (time <= 2).double() * (weight if weighted else 1)
+    counts = torch.bincount(found, minlength=9)
+    assert counts[p == 0].sum() == 0
+    assert chisquare(counts[p > 0], p[p > 0] / p.sum() * 4000).pvalue > 1e-4
 
 
 # Dropped edges ----------------------------------------------------------------------------------
@@ -389,7 +402,7 @@ def test_layers_read_batches_with_dropped_edges(device: torch.device) -> None:
 
 # As the other loader ----------------------------------------------------------------------------
 OPTIONS = [
-    {'neg_sampling': 'binary', 'shuffle': True, 'batch_size': 7},
+    {'neg_sampling': 'binary', 'shuffle': True, 'batch_size': 40},
     {'neg_sampling': NegativeSampling('triplet', 2, None, torch.rand(60)), 'batch_size': 50},
     {'edge_label': torch.arange(300) % 3, 'neg_sampling_ratio': 2.0, 'batch_size': 64},
     {'edge_label': torch.arange(300) % 3, 'sampler': [5, 2, 9], 'drop_seed_edges': True},

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
-from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.loader import FastLinkNeighborLoader, FastNeighborLoader
 from tests.loader._graphs import equal, random_data
 
 ARGS = {'batch_size': 11, 'shuffle': True, 'seed': 2}
@@ -153,3 +153,17 @@ def test_a_store_that_fails(device: torch.device) -> None:
     with pytest.raises((KeyError, TypeError)):
         list(iterator)
     assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize('layout', ['coo', 'csc'])
+def test_links_of_a_remote_graph(device: torch.device, layout: str) -> None:
+    data = random_data()
+    options = {**ARGS, 'neg_sampling': 'binary', 'drop_seed_edges': True, 'device': device}
+    for links in (data.edge_index[:, :50], None):
+        loader = FastLinkNeighborLoader(stores(data, layout), [3, 2], links, **options)
+        for batch in loader:
+            ends = batch.n_id[batch.edge_label_index].cpu()[:, : batch.input_id.numel()]
+            assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+            if links is not None:
+                assert torch.equal(ends, links[:, batch.input_id.cpu()])
+        assert len(loader) == (5 if links is not None else 28)
