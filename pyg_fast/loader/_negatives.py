@@ -148,7 +148,7 @@ class Negatives:
     def draw(
         self, count: int, seed: int, time: Tensor | None, src: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Draws destinations that exist at these times, for sources that are given, or drawn too."""
+        """Draws destinations that exist at these times, for sources that are given or drawn."""
         nodes, edges = self.destinations, self.edges
         num_tries = 0 if edges is None or nodes.sums is None else _TRIES
         draws = torch.arange(2 + num_tries, device=device)[:, None]
