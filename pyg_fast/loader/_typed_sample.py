@@ -106,7 +106,8 @@ def _to_hetero_subgraph(
         None if edges is None else by_node_type(out.num_sampled_nodes),
         None if edges is None else by_edge_type(edges), seeds.input_id, seeds.input_type,
         edges is not None, by_edge_type(longest),
-        None if out.batch is None else by_node_type(out.batch), seeds.seed_time,
+        None if out.batch is None else by_node_type(out.batch), by_edge_type(out.indptr),
+        seeds.seed_time,
     )  # fmt: skip
 
 
