@@ -29,6 +29,7 @@ class Edges(NamedTuple):
     num_dst: int
     hops: SampledHops | None
     longest_row: int | None
+    indptr: Tensor | None = None  # as rowptr, int64
 
 
 class Attributes(NamedTuple):
@@ -111,11 +112,12 @@ def build_edge_index(edges: Edges, is_loop_free: bool) -> EdgeIndex:
     size = edges.num_src, edges.num_dst
     if edges.rowptr is None or edges.col is None:
         return EdgeIndex(edges.edge_index, sparse_size=size)
+    indptr = edges.rowptr.long() if edges.indptr is None else edges.indptr
     if edges.num_src == edges.num_dst:
-        out: EdgeIndex = BatchEdgeIndex.of(edges.edge_index, edges.rowptr.long())
+        out: EdgeIndex = BatchEdgeIndex.of(edges.edge_index, indptr)
     else:
         out = EdgeIndex(edges.edge_index, sparse_size=size, sort_order='col')
-        out._indptr = edges.rowptr.long()
+        out._indptr = indptr
     keep_block(
         out, edges.rowptr, edges.col, edges.hops, is_loop_free, edges.longest_row, edges.num_src
     )

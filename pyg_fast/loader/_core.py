@@ -74,7 +74,8 @@ class Core:
         # A node of several subgraphs has several rows, of which a match would find one.
         can_match = storage.match and not sampling.has_roots
         self.does_match = can_match and self.features.crosses_bus()
-        self.reorder = self.does_match if storage.reorder is None else storage.reorder
+        reorder = self.does_match if storage.reorder is None else storage.reorder
+        self.reorder = reorder and not sampling.has_roots
         self.window = storage.window if is_cuda or self.reorder else 1
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

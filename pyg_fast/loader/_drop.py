@@ -78,7 +78,7 @@ def drop_edges(
     for key, pairs in dropped.items():
         if key is None or key not in part.edge_index:
             continue
-        by_type = part.num_sampled_edges
+        by_type, indptr = part.num_sampled_edges, part.indptr
         edges = _Edges(
             part.edge_index[key], part.rowptr[key], part.col[key], part.e_id[key],
             None if by_type is None else by_type[key],
@@ -87,6 +87,7 @@ def drop_edges(
             edge_index={**part.edge_index, key: edges.edge_index},
             rowptr={**part.rowptr, key: edges.rowptr}, col={**part.col, key: edges.col},
             e_id={**part.e_id, key: edges.e_id},
+            indptr=None if indptr is None else {**indptr, key: edges.rowptr.long()},
             num_sampled_edges=(
                 None if by_type is None or edges.sizes is None else {**by_type, key: edges.sizes}
             ),

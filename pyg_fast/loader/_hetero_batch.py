@@ -62,7 +62,9 @@ def _edges_of(part: HeteroSubgraph, key: EdgeType) -> Edges:
     if part.is_by_hop and part.num_sampled_nodes is not None and part.num_sampled_edges is not None:
         nodes = part.num_sampled_nodes
         hops = SampledHops(part.num_sampled_edges[key], nodes[key[0]], nodes[key[2]])
+    indptr = None if part.indptr is None else part.indptr[key]
     return Edges(
         part.edge_index[key], part.rowptr.get(key), part.col.get(key), part.e_id[key],
         part.n_id[key[0]].numel(), part.n_id[key[2]].numel(), hops, part.longest_row[key],
+        indptr,
     )  # fmt: skip

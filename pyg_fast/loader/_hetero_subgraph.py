@@ -30,6 +30,7 @@ class HeteroSubgraph(NamedTuple):
     is_by_hop: bool  # whether these numbers describe the edges
     longest_row: dict[EdgeType, int | None]  # upper bounds, where the sampler knows them
     batch: dict[str, Tensor] | None = None
+    indptr: dict[EdgeType, Tensor] | None = None  # as rowptr, int64
 
     @property
     def num_nodes(self) -> int:
@@ -40,7 +41,10 @@ class HeteroSubgraph(NamedTuple):
         return sum(edges.size(1) for edges in self.edge_index.values())
 
     def tensors(self) -> list[Tensor]:
-        parts = self.n_id, self.edge_index, self.rowptr, self.col, self.e_id, self.batch or {}
+        parts = (
+            self.n_id, self.edge_index, self.rowptr, self.col, self.e_id, self.batch or {},
+            self.indptr or {},
+        )  # fmt: skip
         values = [value for part in parts for value in part.values()]
         return [v for v in (*values, *self.metadata) if isinstance(v, Tensor)]
 
@@ -105,8 +109,8 @@ class HeteroSubgraph(NamedTuple):
                 rowptr[key] = index2ptr(target, n_id[key[2]].numel()).int()
                 col[key] = source.int()
         return self._replace(
-            n_id=n_id, edge_index=ends, rowptr=rowptr, col=col, e_id=e_id, batch=out.batch,
-            num_sampled_nodes=out.num_sampled_nodes, num_sampled_edges=out.num_sampled_edges,
-            metadata=metadata_of(out, self.metadata), is_by_hop=False,
-            longest_row=dict.fromkeys(ends),
+            n_id=n_id, edge_index=ends, rowptr=rowptr, indptr=None, col=col, e_id=e_id,
+            batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
+            num_sampled_edges=out.num_sampled_edges, metadata=metadata_of(out, self.metadata),
+            is_by_hop=False, longest_row=dict.fromkeys(ends),
         )  # fmt: skip

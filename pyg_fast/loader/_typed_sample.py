@@ -106,7 +106,7 @@ def _to_hetero_subgraph(
         None if edges is None else by_node_type(out.num_sampled_nodes),
         None if edges is None else by_edge_type(edges), seeds.metadata,
         edges is not None, by_edge_type(longest),
-        None if out.batch is None else by_node_type(out.batch),
+        None if out.batch is None else by_node_type(out.batch), by_edge_type(out.indptr),
     )  # fmt: skip
 
 

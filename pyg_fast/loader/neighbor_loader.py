@@ -37,6 +37,9 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
     <https://arxiv.org/abs/2409.14939>`_ paper (ASPLOS 2024): mini-batches of sampled neighbours,
     made on the device that uses them.
 
+    It also takes :class:`~torch_geometric.data.HeteroData`, samples by time, and gives each seed a
+    subgraph of its own.
+
     Neighbours are sampled and renumbered on :obj:`device`. Features that do not fit there stay in
     pinned host memory, from which the GPU reads rows directly; rows that the previous batch
     (*match*) or a cache already has on the device are copied there instead. Of every
@@ -63,7 +66,18 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
     :func:`~torch_geometric.utils.trim_to_layer` in it, after which layers sort in compiled code.
     For :func:`torch.compile` of PyG's layers use :obj:`edge_index.as_tensor()`.
     For a graph given as :obj:`adj_t` (a :obj:`SparseTensor`, or in layout
-    :obj:`torch.sparse_csr`), batches have an :obj:`adj_t` too.
+    :obj:`torch.sparse_csr`), batches have an :obj:`adj_t` too. Of
+    :class:`~torch_geometric.data.HeteroData` each type has all of that, as in PyG;
+    :obj:`input_id` and :obj:`batch_size` belong to the type of the seeds.
+
+    **Time.** With :obj:`time_attr` an edge is sampled only if its own time, or that of its source,
+    is not later than that of the seed, at every hop:
+
+    .. math::
+        \mathcal{E}(i, s) = \{ (j, i) : t_s - \textrm{max\_age} \le t_{(j, i)} \le t_s \}
+
+    Types without the attribute are sampled without time. Each seed then has a subgraph of its own,
+    as with :obj:`disjoint`: :obj:`batch` tells the seed of each node.
 
     **Randomness.** A batch depends only on :obj:`seed`, the number of the epoch and its own number,
     not on :obj:`window`, :obj:`match`, :obj:`reorder` or the device. Every epoch is different;
@@ -120,23 +134,21 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
     :obj:`pin_memory_device`
     :obj:`directed`                    Deprecated as in PyG: :obj:`False` is
                                        :obj:`subgraph_type='induced'`.
-    :obj:`disjoint`, :obj:`time_attr`, ValueError: not supported.
-    :obj:`input_time`,
-    :obj:`temporal_strategy`
     :obj:`neighbor_sampler`,           TypeError: this loader samples itself; use :obj:`transform`.
     :obj:`collate_fn`
-    :obj:`HeteroData`, a dictionary    TypeError: graphs have one type of nodes and edges.
-    as :obj:`num_neighbors`
     ================================== =============================================================
 
     Args:
-        data (Data or (FeatureStore, GraphStore)): The graph. From a remote backend the structure is
-            read once, and features by :meth:`multi_get_tensor`, for the nodes that do not match.
-        num_neighbors (list of int): Most edges per node in each hop, from the
-            seeds outwards; :obj:`-1`: all.
+        data (Data, HeteroData or (FeatureStore, GraphStore)): The graph. A remote backend must have
+            one type of nodes and edges; its structure is read once, and features by
+            :meth:`multi_get_tensor`, for the nodes that do not match.
+        num_neighbors (list of int, dict or NumNeighbors): Most edges per node in each hop, from the
+            seeds outwards; :obj:`-1`: all. Of :class:`~torch_geometric.data.HeteroData` for each
+            edge type, or a list by edge type; :obj:`0`: none.
         batch_size (int): Number of seeds of a batch. (default: :obj:`1`)
         input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them. A copy is
-            made. (default: :obj:`None`, all nodes)
+            made. Of :class:`~torch_geometric.data.HeteroData` the node type, or a pair of it and
+            seeds. (default: :obj:`None`, all nodes)
         replace (bool): Sample with replacement. (default: :obj:`False`)
         shuffle (bool): Shuffle the seeds in every epoch. (default: :obj:`False`)
         drop_last (bool): Drop a last batch that is smaller. (default: :obj:`False`)
@@ -174,9 +186,21 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
         subgraph_type (SubgraphType or str): :obj:`"directional"`, :obj:`"bidirectional"` or
             :obj:`"induced"`, as in PyG. (default: :obj:`"directional"`)
         weight_attr (str, optional): Name of an edge-level attribute: edges are sampled in
-            proportion to it. (default: :obj:`None`)
+            proportion to it; those of a type without it evenly. (default: :obj:`None`)
+        disjoint (bool): Give each seed a subgraph of its own. Rows are then not matched with the
+            batch before. (default: :obj:`False`)
+        time_attr (str, optional): Name of an attribute of nodes or of edges, of integers: sample by
+            time. (default: :obj:`None`)
+        input_time (Tensor, optional): The time of each seed, of any integer type:
+            :obj:`batch.seed_time`. (default: :obj:`None`, the time of its node)
+        temporal_strategy (str): :obj:`"uniform"`: any of the edges that are early enough;
+            :obj:`"last"`: the latest ones, with :obj:`replace` draws among these.
+            (default: :obj:`"uniform"`)
+        max_age (int, optional): Leave out edges whose time is earlier than that of the seed by more
+            than this. (default: :obj:`None`)
         transform_sampler_output (callable, optional): Called with the
-            :class:`~torch_geometric.sampler.SamplerOutput` of each batch, whose :obj:`edge` are
+            :class:`~torch_geometric.sampler.SamplerOutput` of each batch (of several types the
+            :class:`~torch_geometric.sampler.HeteroSamplerOutput`), whose :obj:`edge` are
             positions in :obj:`data.edge_index`, before attributes are fetched; on CUDA in the
             loader's thread. (default: :obj:`None`)
         is_sorted (bool): Whether edges must be sorted by destination. The loader detects sorted

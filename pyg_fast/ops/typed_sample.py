@@ -125,6 +125,7 @@ class TypedSubgraph(NamedTuple):
     e_id: list[Tensor]
     num_sampled_nodes: list[list[int]]
     num_sampled_edges: list[list[int]] | None
+    indptr: list[Tensor]  # as rowptr, int64
 
 
 def sample_typed(
@@ -316,11 +317,13 @@ class _TypedBatch:
             int(out_edges[-1]),
         )  # fmt: skip
         sizes, starts, sums = total.tolist(), out_edges.tolist(), count.tolist()
+        row_starts, row_sizes = out_rows.tolist(), rows.tolist()
         return TypedSubgraph(
             list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
             [ends[2 * k : 2 * (k + n)].view(2, n) for k, n in zip(starts, sums, strict=False)],
-            _parts(rowptr, out_rows.tolist(), rows.tolist()), _parts(col, starts, sums),
+            _parts(rowptr, row_starts, row_sizes), _parts(col, starts, sums),
             _parts(e_id, starts, sums), nodes.T.tolist(), edges.T.tolist(),
+            _parts(rowptr.long(), row_starts, row_sizes),
         )  # fmt: skip
 
     def take_induced(self) -> TypedSubgraph:
@@ -340,18 +343,19 @@ class _TypedBatch:
             graph.rowptr, graph.col, graph.perm, rows, pointers, self.table, self.local,
             self.stamp, ends[-1],
         )  # fmt: skip
-        edges, rowptrs, cols, e_ids, row = [], [], [], [], 0
+        edges, indptr, cols, e_ids, row = [], [], [], [], 0
         for size, begin, end in zip(sizes, ends, ends[1:], strict=False):
             # Copies: kernels read them at multiples of 16 bytes.
             source, target = edge_index[:, begin:end]
             edges.append(torch.stack([source, target - row]))
-            rowptrs.append((pointers[row : row + size + 1] - begin).int())
+            indptr.append(pointers[row : row + size + 1] - begin)
             cols.append(col[begin:end].clone())
             e_ids.append(e_id[begin:end].clone())
             row += size
         return sampled._replace(
-            edge_index=edges, rowptr=rowptrs, col=cols, e_id=e_ids, num_sampled_edges=None
-        )
+            edge_index=edges, rowptr=[part.int() for part in indptr], col=cols, e_id=e_ids,
+            num_sampled_edges=None, indptr=indptr,
+        )  # fmt: skip
 
 
 def _aligned(sizes: Ints) -> Ints:

@@ -361,6 +361,7 @@ def test_features_in_host_memory(
         wanted = [flat(b) for b in FastNeighborLoader(data, [3, 2], **args, **options)]
         for storage in (
             {'cache_ratio': 0.4}, {'match': False}, {'reorder': False, 'topology': 'host'},
+            {'reorder': bool(options)},  # without effect on batches of several subgraphs
         ):  # fmt: skip
             loader = FastNeighborLoader(
                 data, [3, 2], features='host', **args, **options, **storage

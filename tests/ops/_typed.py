@@ -162,7 +162,7 @@ def typed_seeds(graph: Graph, seeds: Seeds, device: torch.device) -> Any:
     return typed.TypedSeeds(
         torch.tensor(nodes, dtype=torch.long, device=device), tuple(map(len, seeds.nodes)),
         None if root is None else torch.tensor(root, dtype=torch.int32, device=device),
-        None if seeds.time is None else torch.tensor(seeds.time, device=device),
+        None if seeds.time is None else torch.tensor(seeds.time, dtype=torch.int64, device=device),
     )  # fmt: skip
 
 
@@ -188,4 +188,5 @@ def check(out: Any, wanted: Sampled, has_roots: bool) -> None:
         assert out.e_id[t].tolist() == e_id
         degree = out.rowptr[t].diff().tolist()
         assert int(out.rowptr[t][0]) == 0
+        assert torch.equal(out.indptr[t], out.rowptr[t].long())
         assert degree == np.bincount(dst, minlength=len(degree)).tolist()
