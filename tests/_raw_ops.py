@@ -4,12 +4,12 @@ call: they know these by this module alone."""
 import torch
 
 from pyg_fast.ops import _attention, _edges, _ids, _library, _lifetime, typed_sample
-from pyg_fast.ops.neighbor_sample import draw_edges, sampling_weight
+from pyg_fast.ops.neighbor_sample import draw_edges, sample_subgraph, sampling_weight
 
 __all__ = [
     'OF_PYTHON', 'AttentionArgs', '_lifetime', 'draw_edges', 'edges_and_loops', 'fake', 'fakes',
     'fitting_map', 'guarded', 'guarded_ops', 'keep_until_read', 'keeps', 'op_names', 'ops',
-    'raise_pending', 'reference', 'sampling_weight', 'typed_sample',
+    'raise_pending', 'reference', 'sample_subgraph', 'sampling_weight', 'typed_sample',
 ]  # fmt: skip
 
 ops = torch.ops.pyg_fast

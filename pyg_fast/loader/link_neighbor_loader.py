@@ -117,8 +117,9 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
             node in spite of that. Takes 16 bytes for each edge on the device.
             (default: :obj:`False`)
         drop_seed_edges (bool): Drop the edges between the ends of the links of a batch from its
-            sampled graph, parallel ones too. They are not replaced by others; on CUDA a batch
-            waits once more for its size. (default: :obj:`False`)
+            sampled graph, parallel ones too. They are not replaced by others; where each end of a
+            link has a subgraph of its own, the node at the other end stays there, without that
+            edge. On CUDA a batch waits once more for its size. (default: :obj:`False`)
         rev_edge_type (bool or tuple): Drop their reverses, too, of :obj:`HeteroData` those of this
             type; :obj:`True`: of the same type as the links. (default: :obj:`False`)
         max_age (int, optional): As in :class:`FastNeighborLoader`. (default: :obj:`None`)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from _profile import Before
-from _raw_ops import fitting_map, ops, reference
+from _raw_ops import fitting_map, ops, reference, sample_subgraph
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -87,6 +87,28 @@ def test_is_its_definition(
                     device, (rowptr, col), seeds, fanouts, seed=seed, node_map=node_map, **options
                 )
                 assert_equal(out, expected, 'induced' in options)
+
+
+@pytest.mark.parametrize('hashed', [False, True])
+@pytest.mark.parametrize('induced', [False, True])
+def test_how_many_seeds_the_device_knows(
+    device: torch.device, hashed: bool, induced: bool
+) -> None:
+    edges = torch.randint(3000, (2, 20000))
+    rowptr, col, perm = (t.to(device) for t in to_csr(edges, 3000, 3000))
+    node_map = NodeMap(3000, device, hashed)
+    for count in (1, 40):
+        seeds = torch.randperm(3000, device=device)[:count]
+        repeated = torch.cat([seeds, seeds[-1:].repeat(count)])
+        wanted, got = (
+            sample_subgraph(
+                rowptr, col, perm, None, nodes, (5, 9), False, induced, 3, node_map, number
+            )
+            for nodes, number in ((seeds, None), (repeated, torch.tensor(count, device=device)))
+        )
+        for key, value in wanted._asdict().items():
+            other = getattr(got, key)
+            assert other.equal(value) if isinstance(value, Tensor) else other == value
 
 
 @given(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_fast.ops import neighbor_sample
+from pyg_fast.ops import NodeMap, neighbor_sample
 from tests.ops._typed import (
     Graph,
     Rule,
@@ -63,6 +63,34 @@ def run(
         typed_graph(graph, device, False, torch.int32), typed_seeds(graph, seeds, device),
         typed.Rules.of(fanouts, device), seed, map_for(graph, seeds, device), induced,
     )  # fmt: skip
+
+
+@given(
+    seed=st.integers(0, 10**6), types=st.tuples(st.integers(1, 4), st.integers(1, 6)),
+    induced=st.booleans(), hashed=st.booleans(),
+)  # fmt: skip
+def test_how_many_seeds_the_device_knows(
+    device: torch.device, seed: int, types: tuple[int, int], induced: bool, hashed: bool
+) -> None:
+    graph = random_graph(seed, *types, False, False)
+    seeds = typed_seeds(graph, random_seeds(graph, seed, False, False), device)
+    nodes = torch.cat([seeds.nodes, *[seeds.nodes[-1:]] * 5])
+    bounds = tuple(size + 3 for size in seeds.sizes)
+    repeated = typed.TypedSeeds(nodes, bounds, counts=torch.tensor(seeds.sizes, device=device))
+    args = typed_graph(graph, device, False, torch.int32), [[2] * types[1], [-1] * types[1]]
+    wanted, got = (
+        typed.sample_typed(
+            args[0], given, typed.Rules.of(args[1], device), seed,
+            NodeMap(sum(graph.num_nodes), device, hashed), induced,
+        )
+        for given in (seeds, repeated)
+    )
+    for key, value in wanted._asdict().items():
+        other = getattr(got, key)
+        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+            assert list(map(torch.Tensor.tolist, other)) == list(map(torch.Tensor.tolist, value))
+        else:
+            assert other == value
 
 
 def random_seeds(graph: Graph, seed: int, disjoint: bool, timed: bool) -> Seeds:
