@@ -179,7 +179,7 @@ class _TypedBatch:
         self.stamp = node_map.next_stamp()
         self._reserve()
         self.sizes = len(rules.fanouts), len(self.types.first_node) - 1, self.types.num_nodes
-        ops.begin_typed(
+        ops.begin_typed.default(
             seeds.nodes, seeds.root, self.n_id, self.root, self.counts, self.types.table,
             self.table, self.local, self.rowptr, self.stamp, *self.sizes,
         )  # fmt: skip
@@ -228,19 +228,19 @@ class _TypedBatch:
         max_age = -1 if rules.max_age is None else rules.max_age
         time = self.seeds.time if graph.time is not None else None
         hops, node_types, _ = self.sizes
-        ops.typed_counts(
+        ops.typed_counts.default(
             graph.rowptr, graph.weight, graph.time, time, types.table, fanout, self.n_id,
             self.root, counts, self.rowptr, hops, node_types, hop, rules.replace, rules.last,
             max_age, max_work,
         )  # fmt: skip
         max_edges = self._grow(hop, fanouts)
-        ops.typed_neighbors(
+        ops.typed_neighbors.default(
             graph.rowptr, graph.col, graph.perm, graph.weight, graph.time, time, types.table,
             fanout, self.n_id, self.root, counts, self.rowptr, self.neighbor, self.dst, self.e_id,
             self.table, self.stamp, self.num_seeds, *self.sizes, hop, rules.replace, rules.last,
             max_age, seed, max(fanouts), -1 in fanouts, max_work, max_edges,
         )  # fmt: skip
-        ops.append_typed(
+        ops.append_typed.default(
             types.table, self.rowptr, self.neighbor, self.n_id, self.root, counts, self.table,
             self.local, self.stamp, self.num_seeds, *self.sizes, hop, max_edges,
         )  # fmt: skip
@@ -309,7 +309,7 @@ class _TypedBatch:
             self.types.first_node[:-1], node_shift.ravel(), edge_shift.ravel(), out_edges[:-1],
             count, out_rows[:-1],
         ]).astype(np.int64)  # fmt: skip
-        n_id, root, rowptr, col, ends, e_id = ops.take_typed(
+        n_id, root, rowptr, col, ends, e_id = ops.take_typed.default(
             self.types.table, self.counts,
             torch.from_numpy(layout).to(self.device, non_blocking=True), self.n_id, self.root,
             self.rowptr, self.neighbor, self.dst, self.e_id, self.table, self.local, self.stamp,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from _raw_ops import ops
 from _raw_ops import typed_sample as typed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -109,6 +109,7 @@ def random_seeds(graph: Graph, seed: int, disjoint: bool, timed: bool) -> Seeds:
     return Seeds(nodes, roots, time)
 
 
+@settings(max_examples=4 * settings.default.max_examples)
 @given(
     seed=st.integers(0, 10**6),
     types=st.tuples(st.integers(1, 4), st.integers(1, 6)),
