@@ -30,11 +30,12 @@ def _mixed(h: Tensor) -> Tensor:
     return h ^ _shifted(h, 31)
 
 
-def random_bits(seed: int, draw: Tensor, count: int) -> Tensor:
-    """64 random bits for each of `count` numbers in each draw :math:`(D, 1)`, as
-    ``csrc/params/random.h`` has them."""
-    number = torch.arange(count, device=draw.device)
-    start = _mixed(draw * _signed(0xD1342543DE82EF95) + _signed(seed))
+def random_bits(seed: int, num_draws: int, count: int, device: torch.device) -> Tensor:
+    """64 random bits for each of `count` numbers in each draw, as ``csrc/params/random.h`` has
+    them."""
+    draw = torch.arange(num_draws)[:, None]  # on the CPU: for so few numbers, launches take longer
+    start = _mixed(draw * _signed(0xD1342543DE82EF95) + _signed(seed)).to(device)
+    number = torch.arange(count, device=device)
     return _mixed(start + number * _signed(0x9E3779B97F4A7C15))
 
 
@@ -151,8 +152,7 @@ class Negatives:
         """Draws destinations that exist at these times, for sources that are given or drawn."""
         nodes, edges = self.destinations, self.edges
         num_tries = 0 if edges is None or nodes.sums is None else _TRIES
-        draws = torch.arange(2 + num_tries, device=device)[:, None]
-        of_src, of_dst, *_ = bits = random_bits(seed, draws, count)
+        of_src, of_dst, *_ = bits = random_bits(seed, 2 + num_tries, count, device)
         if src is None:
             src = self.sources.at(self.sources.draw(of_src, self.sources.num_eligible(time)))
         eligible = nodes.num_eligible(time)

@@ -163,9 +163,8 @@ def test_ratio_is_the_amount_of_binary_negatives() -> None:
 # Negatives --------------------------------------------------------------------------------------
 def test_random_bits_are_those_of_the_kernels(device: torch.device) -> None:
     for seed in (0, 5, 2**62 + 12345, -(2**63)):
-        draw = torch.tensor([[0], [3]], device=device)
-        got = _negatives.random_bits(seed, draw, 7).cpu()
-        wanted = [[bits_of_number(seed % 2**64, k, d) for k in range(7)] for d in (0, 3)]
+        got = _negatives.random_bits(seed, 3, 7, device).cpu()
+        wanted = [[bits_of_number(seed % 2**64, k, d) for k in range(7)] for d in range(3)]
         assert [[b % 2**64 for b in row] for row in got.tolist()] == wanted
         for count in (1, 60, 2**31 - 1):
             below = _negatives._below(got, count)
@@ -296,7 +295,7 @@ def test_edges_that_no_negative_may_repeat(seed: int, num_nodes: int, share: flo
     for eligible in (1, num_nodes):
         free = (~dense[:, :eligible]).sum(1)
         assert torch.equal(edges.num_free(every, eligible), free)
-        draws = _negatives.random_bits(seed, torch.arange(8)[:, None], num_nodes)
+        draws = _negatives.random_bits(seed, 8, num_nodes, every.device)
         for bits in draws:
             rank = edges.draw(bits, every, eligible)
             assert ((rank >= 0) & (rank < eligible)).all()
@@ -311,7 +310,7 @@ def test_candidates_exist_at_the_time(seed: int) -> None:
     weight = torch.randint(1, 3, (8,), generator=generator) if seed % 2 else None
     nodes = _negatives.Candidates.of(8, weight, time, torch.device('cpu'))
     wanted = torch.randint(-1, 6, (50,), generator=generator)
-    bits = _negatives.random_bits(seed, torch.zeros(1, 1, dtype=torch.long), 50)[0]
+    bits = _negatives.random_bits(seed, 1, 50, wanted.device)[0]
     found = nodes.at(nodes.draw(bits, nodes.num_eligible(wanted)))
     exists = (time[None] <= wanted[:, None]).any(1)
     assert (time[found] <= wanted)[exists].all()
@@ -322,7 +321,7 @@ def test_candidates_exist_at_the_time(seed: int) -> None:
 def test_candidates_of_a_time_are_drawn_by_weight(device: torch.device, weighted: bool) -> None:
     time, weight = torch.arange(9).flip(0) // 2, torch.arange(9) % 3
     nodes = _negatives.Candidates.of(9, weight if weighted else None, time, device)
-    bits = _negatives.random_bits(3, torch.zeros(1, 1, dtype=torch.long, device=device), 4000)[0]
+    bits = _negatives.random_bits(3, 1, 4000, device)[0]
     now = torch.full((4000,), 2, device=device)
     found = nodes.at(nodes.draw(bits, nodes.num_eligible(now))).cpu()
     p = (time <= 2).double() * (weight if weighted else 1)
