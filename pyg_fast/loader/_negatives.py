@@ -98,7 +98,7 @@ class Candidates:
         return rank
 
 
-class Edges:
+class KnownEdges:
     """The edges that no negative link may repeat: a sorted list of
     :math:`\\textrm{source} \\cdot \\textrm{count} + \\textrm{rank}`, of candidates as destinations.
 
@@ -142,7 +142,7 @@ class Negatives:
     """
 
     def __init__(
-        self, sources: Candidates, destinations: Candidates, edges: Edges | None = None
+        self, sources: Candidates, destinations: Candidates, edges: KnownEdges | None = None
     ) -> None:
         self.sources, self.destinations, self.edges = sources, destinations, edges
 
@@ -196,7 +196,7 @@ def negatives_of(
         return Negatives(Candidates.of(sizes[0], weights[0], times[0], device), destinations)
     src, dst = edges.to(device)
     rank = destinations.ranks(sizes[1], device)
-    excluded = Edges(src, rank[dst], destinations.count)
+    excluded = KnownEdges(src, rank[dst], destinations.count)
     if times[1] is None:
         free = excluded.num_free(torch.arange(sizes[0], device=device), destinations.count)
         if sampling.is_triplet():
@@ -208,7 +208,7 @@ def negatives_of(
 
 
 def _weight_of_free(
-    edges: Edges, destinations: Candidates, free: Tensor, weight: Tensor | None
+    edges: KnownEdges, destinations: Candidates, free: Tensor, weight: Tensor | None
 ) -> Tensor:
     """The weights of sources, times those of the destinations to which they have no edge."""
     out = free.double().cpu()

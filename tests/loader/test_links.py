@@ -290,7 +290,7 @@ def test_edges_that_no_negative_may_repeat(seed: int, num_nodes: int, share: flo
     generator = torch.Generator().manual_seed(seed)
     dense = torch.rand(num_nodes, num_nodes, generator=generator) < share
     src, dst = dense.nonzero().t()
-    edges = _negatives.Edges(src, dst, num_nodes)
+    edges = _negatives.KnownEdges(src, dst, num_nodes)
     every = torch.arange(num_nodes)
     for eligible in (1, num_nodes):
         free = (~dense[:, :eligible]).sum(1)
