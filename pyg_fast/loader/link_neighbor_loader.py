@@ -112,10 +112,10 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         drop_last (bool): Drop a last batch that is smaller. (default: :obj:`False`)
         true_negatives (bool): Never draw an edge of :obj:`data` or a link of
             :obj:`edge_label_index` as a negative: other pairs are as likely as if such were drawn
-            again, of weighted destinations those that only eight draws miss are drawn with equal
-            weights. If at a time all nodes are neighbours of a source, its negative is the earliest
-            node in spite of that. Takes 16 bytes for each edge on the device.
-            (default: :obj:`False`)
+            again. Two exceptions: if eight draws by weight hit edges, the destination is drawn with
+            equal weights; with times of nodes the source of a binary one is drawn first, and if all
+            destinations of that time are its neighbours, it gets the earliest one. Takes 16 bytes
+            for each edge on the device. (default: :obj:`False`)
         drop_seed_edges (bool): Drop the edges between the ends of the links of a batch from its
             sampled graph, parallel ones too. They are not replaced by others; where each end of a
             link has a subgraph of its own, the node at the other end stays there, without that
