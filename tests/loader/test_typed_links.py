@@ -1,12 +1,15 @@
 """Batches around links of graphs with several types, with times, and with a subgraph for each
 seed."""
 
+import math
 import pickle
 import warnings
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, ZipLoader
@@ -91,6 +94,43 @@ def test_samples_around_links(device: torch.device, how: str, kind: Any, drops: 
         check_links(batch, kind, links[:, 10:17], negatives, time[10:17], options)
         seed = mix_seeds(5, 0, 0, 2)  # of the first call
         check_sample(data, batch, kind, options, seed, links[:, 10:17] if drops else None)
+
+
+@given(
+    seed=st.integers(0, 10**6), kind=st.sampled_from([WRITES, CITES, None]),
+    how=st.sampled_from([name for name in OPTIONS if name != 'induced']), drops=st.booleans(),
+    amount=st.sampled_from([None, 0.1, 0.5, 1, 3.7]), triplet=st.booleans(), exact=st.booleans(),
+    few=st.booleans(),
+)  # fmt: skip
+def test_random_links(
+    device: torch.device, seed: int, kind: Any, how: str, drops: bool, amount: float | None,
+    triplet: bool, exact: bool, few: bool,
+) -> None:  # fmt: skip
+    """Random graphs, links that are edges or not, repeated links."""
+    generator = torch.Generator().manual_seed(seed)
+    data = timed_data(seed) if kind is None else random_hetero(seed)
+    sizes = [store.num_nodes for store in stores_of(data, kind)[::2]]
+    links = torch.stack([torch.randint(size, (30,), generator=generator) for size in sizes])
+    links[:, ::2] = (data if kind is None else data[kind]).edge_index[:, :15]
+    if few:
+        links = links[:, torch.randint(4, (30,), generator=generator)]
+    time = torch.randint(-3, 25, (30,), generator=generator).int()
+    options, negatives = {**OPTIONS[how]}, None
+    if 'time_attr' in options:
+        options['edge_label_time'] = time
+    if drops:
+        options |= {'drop_seed_edges': True, 'rev_edge_type': REVERSE[kind]}
+    if amount is not None:
+        mode = 'triplet' if triplet else 'binary'
+        negatives = NegativeSampling(mode, math.ceil(amount) if triplet else amount)
+    loader = loader_of(
+        data, kind, links, num_neighbors=[3, 2], neg_sampling=negatives, device=device,
+        true_negatives=exact and amount is not None, **options,
+    )  # fmt: skip
+    batch = loader(torch.arange(10, 17)).cpu()
+    check_links(batch, kind, links[:, 10:17], negatives, time[10:17], options)
+    dropped = links[:, 10:17] if drops else None
+    check_sample(data, batch, kind, options, mix_seeds(5, 0, 0, 2), dropped)
 
 
 def check_links(
@@ -253,19 +293,19 @@ def test_negatives_exist_at_the_time_of_their_link(
         (batch,) = loader
         batch, num_pos = batch.cpu(), links.size(1)
         stores, found = stores_of(batch, kind)[::2], []
-        for end, store, given, weight in zip(
+        for end, store, whole, weight in zip(
             ends_of(batch, kind), stores, stores_of(data, kind)[::2], weights, strict=True
         ):
             nodes = store.n_id[end[num_pos:]]
             found.append(nodes)
             now = time.repeat(9)[: nodes.numel()]
-            may = torch.ones(given.num_nodes) > 0 if weight is None else weight > 0
-            earliest = given.time[may].min()
+            may = torch.ones(whole.num_nodes) > 0 if weight is None else weight > 0
+            earliest = whole.time[may].min()
             exists = earliest <= now
-            assert (given.time[nodes] <= now)[exists].all()
-            assert (given.time[nodes] == earliest)[~exists].all()
+            assert (whole.time[nodes] <= now)[exists].all()
+            assert (whole.time[nodes] == earliest)[~exists].all()
             assert may[nodes].all()
-            assert exists.any() or nodes.numel() == 0  # The sources of triplets are given.
+            assert exists.any() or nodes.numel() == 0  # The sources of triplets are whole.
         if mode == 'triplet':
             found[0] = links[0].repeat(9)
         if true_negatives:
@@ -304,8 +344,8 @@ def test_links_of_a_type_that_is_not_in_the_graph(device: torch.device) -> None:
 
 def test_all_edges_of_a_type(device: torch.device) -> None:
     data = random_hetero()
-    for given in (WRITES, ('author', 'writes', 'paper'), (WRITES, None), ('author', 'paper')):
-        loader = FastLinkNeighborLoader(data, [1], given, batch_size=100, device=device)
+    for named in (WRITES, list(WRITES), (WRITES, None), ('author', 'paper')):
+        loader = FastLinkNeighborLoader(data, [1], named, batch_size=100, device=device)
         (batch,) = loader
         batch = batch.cpu()
         src, dst = ends_of(batch, WRITES)
