@@ -129,7 +129,26 @@ void take_edges(const TakeTyped& t, int64_t begin, int64_t end) {
 }
 
 void take_rows(const TakeTyped& t, int64_t begin, int64_t end) {
-  for (int64_t k = begin; k < end; ++k) take_row(t, k);
+  const TypedHop& p = t.p;
+  for (int64_t type = 0; type < p.num_types; ++type) {
+    // Hop by hop the rows of the nodes that it found; after those of the last hop but one, of no edges.
+    const int64_t dst = p.types[type].dst, row = t.out_rows[type];
+    for (int64_t hop = 0; hop < p.hop; ++hop) {
+      const int64_t found = row + p.before[hop * p.num_node_types + dst];
+      const int64_t next = row + p.before[(hop + 1) * p.num_node_types + dst];
+      const int64_t segment = hop * p.num_types + type;
+      const int32_t* rowptr = p.rowptr + p.work[segment] - found;
+      const int64_t shift = t.edge_shift[segment] - t.out_edges[type];
+      for (int64_t k = std::max(begin, found); k < std::min(end, next); ++k) {
+        t.out_rowptr[k] = static_cast<int32_t>(rowptr[k] + shift);
+      }
+    }
+    const int64_t rest = row + p.before[p.hop * p.num_node_types + dst];
+    const int64_t last = type + 1 < p.num_types ? t.out_rows[type + 1] : t.num_rows;
+    for (int64_t k = std::max(begin, rest); k < std::min(end, last); ++k) {
+      t.out_rowptr[k] = static_cast<int32_t>(t.count[type]);
+    }
+  }
 }
 
 }  // namespace pyg_fast::cpu
