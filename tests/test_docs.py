@@ -73,7 +73,9 @@ def run_blocks(page: Path, namespace: dict[str, object]) -> None:
     text = page.read_text()
     expected = printed_by(text)
     for line, code in blocks(text, 'python'):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
+        # What a page prints is what users see, on small graphs too.
+        small = pyg_fast.small_graphs('pyg') if expected else contextlib.nullcontext()
+        with small, contextlib.redirect_stdout(io.StringIO()) as printed:
             # The lines of the page, so that an error names them.
             exec(compile('\n' * line + code, str(page), 'exec'), namespace)
         if line in expected:
