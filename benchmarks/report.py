@@ -481,7 +481,7 @@ def pages(runs: Sequence[Run], plots: Plots) -> dict[str, str]:
     first = [
         HEAD, '', *overview(runs, plots), '## All tables', '', ABOUT, '', *contents(chapters),
         '## Reruns of papers', '', 'Tables and figures of papers, run again by this package.', '',
-        *contents(exhibits)]
+        *contents(exhibits, 'Paper: ')]
     texts = {PAGE: first} | {
         f'{FOLDER}/{name}.md': [f'# {title}', '', WRITTEN, '', *lines]
         for name, (title, lines) in (chapters | exhibits).items()}
@@ -490,10 +490,10 @@ def pages(runs: Sequence[Run], plots: Plots) -> dict[str, str]:
         for file, lines in texts.items()}
 
 
-def contents(chapters: Mapping[str, tuple[str, list[str]]]) -> list[str]:
+def contents(chapters: Mapping[str, tuple[str, list[str]]], what: str = '') -> list[str]:
     """A table of contents, with titles up to a colon."""
     return ['```{toctree}', ':maxdepth: 1', '', *(
-        f"{title.split(':')[0]} <performance/{name}>" for name, (title, _) in chapters.items()),
+        f"{what}{title.split(':')[0]} <performance/{name}>" for name, (title, _) in chapters.items()),
         '```', '']
 
 

@@ -236,7 +236,7 @@ def test_papers(tree: Tree) -> None:
         '## Figure 10: x (NVIDIA Made-Up)\n\nIt is old.')
     assert first < second
     assert page.count('## ') == 2
-    assert '\nThe paper <performance/papers-maxk>\n' in tree.page()
+    assert '\nPaper: The paper <performance/papers-maxk>\n' in tree.page()
     assert 'Left out: Table 1, since it is long.' in page
 
 
