@@ -492,9 +492,9 @@ def pages(runs: Sequence[Run], plots: Plots) -> dict[str, str]:
 
 def contents(chapters: Mapping[str, tuple[str, list[str]]], what: str = '') -> list[str]:
     """A table of contents, with titles up to a colon."""
-    return ['```{toctree}', ':maxdepth: 1', '', *(
-        f"{what}{title.split(':')[0]} <performance/{name}>" for name, (title, _) in chapters.items()),
-        '```', '']
+    lines = [f"{what}{title.split(':')[0]} <performance/{name}>"
+             for name, (title, _) in chapters.items()]
+    return ['```{toctree}', ':maxdepth: 1', '', *lines, '```', '']
 
 
 def overview(runs: Sequence[Run], plots: Plots) -> list[str]:
