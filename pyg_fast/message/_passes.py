@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..sparse.graph import Graph
-from ._cpu import encode
+from ._cpu import check_maps, encode
 from ._cuda import Recipe, choose_tile, most_programs
 from ._gradients import Gradients, cotangents_of, derive_gradients, is_multiple
 from ._instructions import CpuCode
@@ -95,6 +95,13 @@ class Pass:
         """The Triton kernel over tiles of edges. Raises :class:`Refused`."""
         return generate_tiles(self.program, self.outs, precision)
 
+    def check_tiles(self, on_cuda: bool) -> None:
+        """Raises :class:`Refused` if tiles cannot compute the pass."""
+        if on_cuda:
+            self.tiles('float32')
+        else:
+            check_maps(self.program, self.outs, torch.float32)
+
     def fitting(self) -> 'list[Pass]':
         """The pass, or one for each result if their shapes do not fit together."""
         if len(self.outs) > 1:
@@ -135,7 +142,7 @@ class Pass:
     @_memoize
     def code(self, acc: torch.dtype, dtypes: frozenset[tuple[Load, torch.dtype]]) -> CpuCode:
         """The CPU code for inputs of `dtypes`. Raises :class:`Refused`."""
-        return encode(self, acc, dict(dtypes))
+        return encode(self.program, self.outs, self.row_role, acc, dict(dtypes))
 
 
 class GradientPass(NamedTuple):
@@ -336,15 +343,17 @@ class Passes:
         stored = tuple([
             Out(at, 'edge', self.plan.inputs[ks[0]].dtype) for at, ks in of_sources.items()
         ])
-        passes = []
-        if by_edge or stored:
-            pass_ = Pass(program, (*by_edge, *stored), 'dst', in_tiles=True)
-            passes.append(GradientPass(pass_, tuple(map(tuple, by_edge.values())), shared))
-        if totals:
-            pass_ = Pass(program, tuple(totals), 'dst', in_tiles=True)
-            passes.append(GradientPass(pass_, tuple(map(tuple, totals.values()))))
+        # The registers of a GPU do not hold the sums of parameters beside the others.
+        parts = [by_edge, totals] if self.plan.on_cuda else [by_edge | totals]
+        passes: list[GradientPass] = []
+        for part in parts:
+            rest = () if passes else stored
+            if part or rest:
+                pass_ = Pass(program, (*part, *rest), 'dst', in_tiles=True)
+                into = tuple(map(tuple, part.values()))
+                passes.append(GradientPass(pass_, into, () if passes else shared))
         for step in passes:
-            step.pass_.tiles('float32')
+            step.pass_.check_tiles(self.plan.on_cuda)
         sums, outs = Program(), []
         for load, (at, ks) in zip(shared, of_sources.items(), strict=True):
             dtype = self.plan.inputs[ks[0]].dtype

@@ -32,6 +32,8 @@ def run_pass(
     pass_: Pass, graph: Graph, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
 ) -> Results:
     """Runs a pass on blocks, on a GPU or on a CPU."""
+    if pass_.in_tiles and not graph.col.is_cuda:
+        return run_pass_cpu(pass_, graph, inputs, acc, seed)
     if pass_.in_tiles and _tiles_cuda.takes(graph):
         with on_device(graph.col.device):
             return _tiles_cuda.run_pass_tiles(pass_, graph, inputs)
@@ -216,7 +218,7 @@ def compute_gradients(
 
 def _has_tiles(backward: Backward, graph: Graph) -> bool:
     """Whether tiles compute the gradients of a plan that they run."""
-    return bool(backward.passes) and _tiles_cuda.takes(graph)
+    return bool(backward.passes) and (not graph.col.is_cuda or _tiles_cuda.takes(graph))
 
 
 def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Tensor:
