@@ -308,6 +308,11 @@ def word_length(cell: str) -> int:
     return 2 + max(map(len, re.split(r'[\s-]+', re.sub('<[^>]*>', '', text))))
 
 
+def test_word_length() -> None:
+    cells = '<p>of an <em>edge</em></p>', '<code class="x">long_name</code> a', 'nvidia-h200', ''
+    assert [word_length(cell) for cell in cells] == [6, 3, 8, 2]
+
+
 def browser() -> str | None:
     """Chromium, or what Playwright has installed."""
     names = 'chromium-headless-shell', 'chromium', 'chromium-browser', 'google-chrome'
