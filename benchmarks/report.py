@@ -491,10 +491,12 @@ def pages(runs: Sequence[Run], plots: Plots) -> dict[str, str]:
 
 
 def contents(chapters: Mapping[str, tuple[str, list[str]]], what: str = '') -> list[str]:
-    """A table of contents, with titles up to a colon."""
-    lines = [f"{what}{title.split(':')[0]} <performance/{name}>"
-             for name, (title, _) in chapters.items()]
-    return ['```{toctree}', ':maxdepth: 1', '', *lines, '```', '']
+    """A table of contents, with titles up to a colon: links, and the manual's."""
+    titles = {name: what + title.split(':')[0] for name, (title, _) in chapters.items()}
+    return [
+        *(f'- [{title}](performance/{name}.md)' for name, title in titles.items()), '',
+        '```{toctree}', ':hidden:', '',
+        *(f'{title} <performance/{name}>' for name, title in titles.items()), '```', '']
 
 
 def overview(runs: Sequence[Run], plots: Plots) -> list[str]:
