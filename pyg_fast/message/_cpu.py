@@ -108,10 +108,8 @@ def _allocate_slots(instructions: list[Instruction]) -> int:
 
 def check_maps(program: Program, outs: Sequence[Out], acc: torch.dtype) -> None:
     """Raises :class:`Refused` if no instructions compute the results of a message with linear maps
-    of values computed for each edge, or its derivative may have none."""
+    of values computed for each edge."""
     order = [program[at] for at in program.reachable(out.at for out in outs)]
-    if any(value.op == 'keep' for value in order):
-        raise Refused('dropout beside a linear map of values computed for each edge')
     if any(out.kind in ('var', 'softmax', 'weighted') for out in outs):
         raise Refused('a variance of values that a linear map computed')
     dtypes = {(value.attrs[0], value.attrs[1]): acc for value in order if value.op == 'load'}

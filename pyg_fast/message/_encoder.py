@@ -439,7 +439,11 @@ class Encoder:
         return self.sum_over_edges(at, (), out)
 
     def sum_outer_products(self, args: Sequence[int], out: Ref) -> None:
-        """Adds the outer products of two values of every edge, summed over leading dimensions."""
+        """Adds outer products of two values of every edge, summed over leading dimensions; `args`
+        are the factors of one after another."""
+        if len(args) > 2:
+            self.sum_outer_products(args[2:], out)
+        args = args[:2]
         shapes = [self.program[arg].shape for arg in args]
         lead = shapes[0][:-1]
         inner, dims = (*lead, shapes[0][-1], shapes[1][-1]), tuple(range(len(lead)))

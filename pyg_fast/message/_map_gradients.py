@@ -28,7 +28,8 @@ class _Map(NamedTuple):
 
 class MapGradients(NamedTuple):
     """The program of the gradients, and the position of the gradient by each input, or None. That
-    by a map's parameter is the `outer` product of two values of each edge, which a pass adds up."""
+    by the parameter of maps is the sum of `outer` products of two values of each edge, one for each
+    map, which a pass adds up."""
 
     program: Program
     of: tuple[int | None, ...]
@@ -41,8 +42,8 @@ def derive_maps(p: Plan) -> MapGradients:
     a map a result.
 
     Raises:
-        Refused: If a parameter of a map is read twice, or torch's derivative has an operation that
-            the program lacks.
+        Refused: If another operation reads a parameter of a map, or torch's derivative has an
+            operation that the program lacks.
     """
     message = p.message
     order = message.reachable([output.at for output in p.outputs])
@@ -54,26 +55,28 @@ def derive_maps(p: Plan) -> MapGradients:
         and message[at].attrs[1] not in weights
     }  # fmt: skip
     floats = [k for k, at in loads.items() if is_float(message[at].dtype)]
-    traced, positions = _trace_between(p, maps, loads, floats)
+    keeps = [at for at in order if message[at].op == 'keep']
+    traced, positions = _trace_between(p, maps, loads, floats, keeps)
     new = _Joined(message, traced, maps, positions[len(floats) :])
     of: list[int | None] = [None] * len(p.inputs)
     for k, at in zip(floats, positions, strict=False):
         of[k] = new.copy(at)
+    factors: dict[int, list[int]] = {}  # of outer products, by parameter
     for number, each in enumerate(maps):
         x, grad = new.forward(each.x), new.copy(positions[len(floats) + number])
-        pair = (grad, x) if each.transposed else (x, grad)
-        of[each.slot] = new.program.add(
-            'outer', pair, (), p.inputs[each.slot].shape, message[each.at].dtype, EDGE
-        )
+        factors.setdefault(each.slot, []).extend((grad, x) if each.transposed else (x, grad))
+    for slot, args in factors.items():
+        one = p.inputs[slot]
+        of[slot] = new.program.add('outer', args, (), one.shape, one.dtype, EDGE)
     return MapGradients(new.program, tuple(of))
 
 
 def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
     maps: list[_Map] = []
-    reads: dict[int, int] = {}  # how often a parameter is read
+    others: set[int] = set()  # what others than maps read
     for at in order:
-        for arg in message[at].args:
-            reads[arg] = reads.get(arg, 0) + 1
+        op, args, _, _, _ = message[at]
+        others.update(args[:1] if op == 'mm' else () if op == 'permute' else args)
     for at in order:
         if message[at].op != 'mm':
             continue
@@ -83,16 +86,18 @@ def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
             (base,) = message[weight].args
         if message[base].op != 'load' or message[base].attrs[0] != 'param':
             raise Refused('a matrix product by what is no parameter')
-        if reads[weight] > 1 or reads.get(base, 1) > 1:
-            raise Refused('a parameter that several maps read')
+        if weight in others or base in others:
+            raise Refused('a parameter that is read by more than maps')
         maps.append(_Map(at, x, weight, message[base].attrs[1], transposed))
     return maps
 
 
 def _trace_between(
-    p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int]
-) -> tuple[Program, list[int]]:
-    """The gradients by the inputs `floats`, then by the values of the maps."""
+    p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int],
+    keeps: Sequence[int],
+) -> tuple[Program, list[int]]:  # fmt: skip
+    """The gradients by the inputs `floats`, then by the values of the maps. `keeps` are factors of
+    dropouts."""
     message, cotangents = p.message, cotangents_of(p)
     program = Program()
     examples, positions = [], []
@@ -108,12 +113,15 @@ def _trace_between(
         add(at, *message[at].attrs)
     for number, each in enumerate(maps):
         add(each.at, _VALUE, number)
+    for at in keeps:
+        examples.append(example(message[at].shape, 'float32'))
+        positions.append(program.add(*message[at], dependence=EDGE))
     for role, k, at in cotangents:
         add(at, role, k)
     for number, each in enumerate(maps):
         add(each.x, _BACK, number)
     wanted = [*(loads[k] for k in floats), *(each.at for each in maps)]
-    leaves = [*loads.values(), *(each.at for each in maps)]
+    leaves = [*loads.values(), *(each.at for each in maps), *keeps]
 
     def derive(*args: Tensor) -> list[Tensor]:
         count = len(leaves) + len(cotangents)

@@ -306,6 +306,23 @@ def test_rounds_to_tf32_if_torch_may(x: Tensor, device: torch.device) -> None:
         torch.set_float32_matmul_precision(before)
 
 
+class Dropped(MessagePassing):
+    """Values of edges that drop out before they are mapped."""
+
+    def __init__(self, aggr: str, reads_twice: bool) -> None:
+        super().__init__(aggr)
+        self.first, self.second = nn.Linear(16, 12), nn.Linear(12, 12)
+        self.reads_twice = reads_twice
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        hidden = F.dropout(self.first(torch.cat([x_i, x_j], -1)).tanh(), 0.25, self.training)
+        out = F.dropout(self.second(hidden).tanh(), 0.5, self.training)
+        return out * self.second.weight[0] if self.reads_twice else out
+
+
 def _dropout() -> nn.Module:
     return EdgeConv(nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 8),
                                   nn.ReLU()), 'add')  # fmt: skip
@@ -321,6 +338,35 @@ def test_what_runs_in_blocks(make: Callable[[], nn.Module], x: Tensor) -> None:
     with by_numpy(divide_rows):
         layer(x.to(next(layer.parameters()).dtype), edges())
     assert 'runs over blocks of' in plan_of(layer)  # They are few: PyG's code ran.
+
+
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+@pytest.mark.parametrize('reads_twice', [False, True])
+def test_dropout(aggr: str, reads_twice: bool) -> None:
+    """The backward pass, and that of torch operations, drop what the forward pass dropped. Where
+    something else reads a weight, blocks compute the gradients."""
+    torch.manual_seed(1)
+    conv = Dropped(aggr, reads_twice).double()
+    ours = pyg_fast.accelerate(copy.deepcopy(conv))
+    x = torch.randn(N, 8, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *ours.parameters()]
+
+    def call(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return ours(x, edges())
+
+    out = call(x)
+    assert ON_CPU in plan_of(ours)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    grads = torch.autograd.grad(out, wanted, weight, retain_graph=True)
+    again = torch.autograd.grad(out, wanted, weight, create_graph=True)
+    torch.testing.assert_close(again, grads)
+    direction = torch.randn_like(x) * 1e-6
+    with torch.no_grad():
+        change = ((call(x + direction) - call(x - direction)) * weight).sum() / 2
+    torch.testing.assert_close((grads[0] * direction).sum(), change, rtol=1e-5, atol=1e-12)
+    assert not torch.equal(ours(x, edges()), out)
+    torch.testing.assert_close(ours.eval()(x, edges()), conv.eval()(x, edges()))
 
 
 @pytest.mark.parametrize('aggr', ['add', 'max'])
@@ -373,7 +419,7 @@ HOSTILE = {
     'infinite in padded columns': lambda own, h, f, x_j: (f.abs() + 1).log() * f,
 }
 
-ON_TILES = 'a residual sum', 'infinite in padded columns'
+ON_TILES = 'a weight read twice', 'a residual sum', 'infinite in padded columns'
 
 
 @pytest.mark.parametrize('name', HOSTILE)
