@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import EdgeConv, MessagePassing, PointNetConv
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from tests._report import plan_of, runs_in_blocks
@@ -24,6 +24,7 @@ from tests.message._parts import _region, _tiles, divide_rows
 
 pytest.importorskip('triton')
 N, E = 50, 400
+CPU = torch.device('cpu')
 KERNEL, ON_CPU = 'over tiles of edges', 'over tiles of edges that stay in the cache'
 
 
@@ -321,6 +322,36 @@ class Dropped(MessagePassing):
         hidden = F.dropout(self.first(torch.cat([x_i, x_j], -1)).tanh(), 0.25, self.training)
         out = F.dropout(self.second(hidden).tanh(), 0.5, self.training)
         return out * self.second.weight[0] if self.reads_twice else out
+
+
+class Attention(MessagePassing):
+    """Scores by an MLP of each edge."""
+
+    def __init__(self, aggr: str, heads: int) -> None:
+        super().__init__(aggr)
+        self.first, self.score = nn.Linear(18, 12), nn.Linear(12, heads)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(
+        self, x_i: Tensor, x_j: Tensor, e: Tensor, index: Tensor, ptr: OptTensor, size_i: int
+    ) -> Tensor:
+        hidden = self.first(torch.cat([x_i, x_j, e], -1)).tanh()
+        alpha = softmax(self.score(hidden), index, ptr, size_i)
+        return (alpha.unsqueeze(-1) * x_j.unflatten(-1, (alpha.size(-1), -1))).flatten(1)
+
+
+@pytest.mark.parametrize('heads', [1, 4])
+@pytest.mark.parametrize('aggr', ['add', 'mean'])
+def test_attention_on_a_cpu(aggr: str, heads: int) -> None:
+    torch.manual_seed(1)
+    layer = Attention(aggr, heads).double()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    args = as_type([torch.randn(N, 8), edges(), torch.randn(E, 2)], torch.float64, CPU)
+    for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert ON_CPU in plan_of(ours)
 
 
 def _dropout() -> nn.Module:
