@@ -55,8 +55,12 @@ def derive_maps(p: Plan) -> MapGradients:
         and message[at].attrs[1] not in weights
     }  # fmt: skip
     floats = [k for k, at in loads.items() if is_float(message[at].dtype)]
-    keeps = [at for at in order if message[at].op == 'keep']
-    traced, positions = _trace_between(p, maps, loads, floats, keeps)
+    constants = [
+        at for at in order
+        if message[at].op == 'keep'
+        or (message[at].op == 'load' and message[at].attrs[0] in DST_ROLES)
+    ]  # fmt: skip
+    traced, positions = _trace_between(p, maps, loads, floats, constants)
     new = _Joined(message, traced, maps, positions[len(floats) :])
     of: list[int | None] = [None] * len(p.inputs)
     for k, at in zip(floats, positions, strict=False):
@@ -94,10 +98,10 @@ def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
 
 def _trace_between(
     p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int],
-    keeps: Sequence[int],
+    constants: Sequence[int],
 ) -> tuple[Program, list[int]]:  # fmt: skip
-    """The gradients by the inputs `floats`, then by the values of the maps. `keeps` are factors of
-    dropouts."""
+    """The gradients by the inputs `floats`, then by the values of the maps. `constants` are factors
+    of dropouts and statistics of softmaxes."""
     message, cotangents = p.message, cotangents_of(p)
     program = Program()
     examples, positions = [], []
@@ -113,18 +117,19 @@ def _trace_between(
         add(at, *message[at].attrs)
     for number, each in enumerate(maps):
         add(each.at, _VALUE, number)
-    for at in keeps:
+    for at in constants:
         examples.append(example(message[at].shape, 'float32'))
         positions.append(program.add(*message[at], dependence=EDGE))
-    for role, k, at in cotangents:
+    dots = [('dot', n, at) for n, at in enumerate(p.softmaxes)]
+    for role, k, at in [*cotangents, *dots]:
         add(at, role, k)
     for number, each in enumerate(maps):
         add(each.x, _BACK, number)
     wanted = [*(loads[k] for k in floats), *(each.at for each in maps)]
-    leaves = [*loads.values(), *(each.at for each in maps), *keeps]
+    leaves = [*loads.values(), *(each.at for each in maps), *constants]
 
     def derive(*args: Tensor) -> list[Tensor]:
-        count = len(leaves) + len(cotangents)
+        count = len(leaves) + len(cotangents) + len(dots)
         return _derive_between(p, maps, dict(zip(leaves, args, strict=False)), wanted,
                                args[len(leaves) : count], args[count:])
 
@@ -136,13 +141,15 @@ def _derive_between(
     p: Plan, maps: Sequence[_Map], values: dict[int, Tensor], wanted: Sequence[int],
     given: Sequence[Tensor], backs: Sequence[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """The derivatives at `wanted`, for gradients `given` of results and `backs` of the inputs of
-    maps."""
+    """The derivatives at `wanted`, for what is `given`, gradients of results and the sum of each
+    softmax times its gradient, and gradients `backs` of the inputs of maps."""
     outputs = list(dict.fromkeys(output.at for output in p.outputs))
-    grads = sum_cotangents(cotangents_of(p), given, outputs)
+    cotangents = cotangents_of(p)
+    grads = sum_cotangents(cotangents, given[: len(cotangents)], outputs)
+    grads += [-dot for dot in given[len(cotangents) :]]
+    outputs += [*p.softmaxes, *(each.x for each in maps)]
     leaves, derivatives = differentiate(
-        p.message, values, wanted, [*outputs, *(each.x for each in maps)], [*grads, *backs],
-        torch.float32,
+        p.message, values, wanted, outputs, [*grads, *backs], torch.float32
     )
     return [
         leaf.new_zeros(leaf.shape) if grad is None else grad

@@ -14,12 +14,13 @@ from torch import Tensor
 from ..sparse.graph import Graph
 from ._cpu import check_maps, encode
 from ._cuda import Recipe, choose_tile, most_programs
-from ._gradients import Gradients, cotangents_of, derive_gradients, is_multiple
+from ._gradients import Gradients, cotangents_of, derive_gradients
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
 from ._map_gradients import MapGradients, derive_maps
 from ._plan import Plan, weighted_sum
 from ._prologue import AfterReductions, Prologue
+from ._softmax import is_multiple
 from ._tiles import TileSource, generate_tiles
 from ._triton import Out, generate
 
@@ -174,7 +175,7 @@ class Passes:
         """:obj:`of` are the passes of the forward pass, if this plan is one of gradients alone."""
         self.plan = plan
         self._cache: dict[Hashable, object] = {}
-        prologue, tail = plan.prologue, plan.tail
+        prologue, message, tail = plan.prologue, plan.message, plan.tail
         self.wanted = [each.at for each in plan.inputs]
         if tail is not None:
             self.wanted += [at for at in (tail.weight, tail.bias) if at is not None]
@@ -192,7 +193,7 @@ class Passes:
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.loads = [(each.role, k) for k, each in enumerate(plan.inputs)]
         # For each softmax, whether the message is a multiple of it.
-        self.multiples = [is_multiple(plan, n) for n in range(len(plan.softmaxes))]
+        self.multiples = [is_multiple(message, plan.outputs, at) for at in plan.softmaxes]
         self.sums_locally = of is None  # whether the forward pass sums derivatives
         if of is not None:
             self.multiples = of.multiples
@@ -205,7 +206,6 @@ class Passes:
             self.saved_results = range(count)
         # The arguments of the captured function that get a gradient through each input of the
         # kernel: none if the results only compare it.
-        message = plan.message
         derived = {
             message[at].attrs[:2] for each in plan.outputs for at in message.leaves(each.at)
         }  # fmt: skip

@@ -22,6 +22,7 @@ from ._ir import (
     promote_dtypes,
 )
 from ._rows import Reduced, RowPart
+from ._softmax import is_multiple
 from ._tiles import check_tiles
 from ._triton import Out
 
@@ -134,8 +135,8 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
             body = split.message.pointwise('mul', body, body, dtype=wide)
         exact = tail is not None or reduce == 'var' or (reduce == 'mean' and 'var' in reduces)
         outputs.append(Output(body, reduce, wide if exact else dtype))
-    in_tiles = in_blocks and not split.softmaxes and (
-        _fits_tiles(split.message, outputs, acc, captured.on_cuda)
+    in_tiles = in_blocks and _fits_tiles(
+        split.message, outputs, split.softmaxes, acc, captured.on_cuda
     )
     return Plan(
         program, tuple(split.inputs), split.message, tuple(reduces), acc, tuple(outputs), tail,
@@ -564,14 +565,22 @@ def _maps_computed_values(p: Program, outputs: list[int]) -> bool:
     )
 
 
-def _fits_tiles(message: Program, outputs: Sequence[Output], acc: str, on_cuda: bool) -> bool:
+def _fits_tiles(
+    message: Program, outputs: Sequence[Output], softmaxes: Sequence[int], acc: str, on_cuda: bool
+) -> bool:
     """Whether a kernel over tiles of edges computes the outputs."""
-    outs = [Out(each.at, each.reduce, each.dtype) for each in outputs]
+    multiples = (is_multiple(message, outputs, at) for at in softmaxes)
+    if (on_cuda and softmaxes) or not all(multiples):
+        return False
+    program, places = Program(), dict[int, int]()
+    outs = [
+        Out(program.graft(message, each.at, places), each.reduce, each.dtype) for each in outputs
+    ]
     try:
         if not on_cuda:
-            check_maps(message, outs, getattr(torch, acc))
+            check_maps(program, outs, getattr(torch, acc))
         elif acc == 'float32':
-            check_tiles(message, outs)
+            check_tiles(program, outs)
         else:
             return False
     except Refused:

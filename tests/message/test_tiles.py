@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import EdgeConv, MessagePassing, PointNetConv
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
+from tests._compiled import Backend
 from tests._report import plan_of, runs_in_blocks
 from tests.message._by_numpy import by_numpy
 from tests.message._parts import _region, _tiles, divide_rows
 
 pytest.importorskip('triton')
 N, E = 50, 400
+CPU = torch.device('cpu')
 KERNEL, ON_CPU = 'over tiles of edges', 'over tiles of edges that stay in the cache'
 
 
@@ -323,6 +325,36 @@ class Dropped(MessagePassing):
         return out * self.second.weight[0] if self.reads_twice else out
 
 
+class Attention(MessagePassing):
+    """Scores by an MLP of each edge."""
+
+    def __init__(self, aggr: str, heads: int) -> None:
+        super().__init__(aggr)
+        self.first, self.score = nn.Linear(18, 12), nn.Linear(12, heads)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(
+        self, x_i: Tensor, x_j: Tensor, e: Tensor, index: Tensor, ptr: OptTensor, size_i: int
+    ) -> Tensor:
+        hidden = self.first(torch.cat([x_i, x_j, e], -1)).tanh()
+        alpha = softmax(self.score(hidden), index, ptr, size_i)
+        return (alpha.unsqueeze(-1) * x_j.unflatten(-1, (alpha.size(-1), -1))).flatten(1)
+
+
+@pytest.mark.parametrize('heads', [1, 4])
+@pytest.mark.parametrize('aggr', ['add', 'mean'])
+def test_attention_on_a_cpu(aggr: str, heads: int) -> None:
+    torch.manual_seed(1)
+    layer = Attention(aggr, heads).double()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    args = as_type([torch.randn(N, 8), edges(), torch.randn(E, 2)], torch.float64, CPU)
+    for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert ON_CPU in plan_of(ours)
+
+
 def _dropout() -> nn.Module:
     return EdgeConv(nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 8),
                                   nn.ReLU()), 'add')  # fmt: skip
@@ -388,6 +420,23 @@ def test_compiled(
     assert device.type == 'cuda' or names.count('message_tiles') == 3
     for mine, theirs in zip(found, results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize('make', [
+    lambda: Two(16, 24, 20, 'max', 2), lambda: Attention('add', 2),
+])  # fmt: skip
+def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
+    torch.manual_seed(1)
+    layer, backend = make(), Backend()
+    layer.first = nn.Linear(34, layer.first.out_features)
+    layer = layer.double()
+    ours = torch.compile(
+        pyg_fast.accelerate(copy.deepcopy(layer)), backend=backend, fullgraph=True)
+    args = as_type([x, edges(), torch.randn(E, 2)], torch.float64, CPU)
+    found = results(ours, args)
+    assert backend.kernels == 1
+    for mine, theirs in zip(found, results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 class Own(MessagePassing):

@@ -311,7 +311,7 @@ CASES = [
     Case('GraphConv', 'several feature matrices', lambda: pyg.GraphConv(F, 8), args='batch edges'),
     Case('GravNetConv', '', lambda: pyg.GravNetConv(F, 8, 3, 4, 5), args='x'),
     Case('HANConv', '', lambda: pyg.HANConv(F, 8, METADATA), args='xs relations'),
-    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), BLOCKS,
+    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), TILES,
          'x edges kind relation attr'),
     Case('HGTConv', '', lambda: pyg.HGTConv(F, 8, METADATA), args='xs relations'),
     Case('HypergraphConv', '', lambda: pyg.HypergraphConv(F, 8), args='x hyperedges'),
