@@ -561,6 +561,23 @@ def test_a_batch_that_was_changed(graphs: list[Data]) -> None:
         step(padded)
 
 
+def test_a_model_that_writes_into_its_batch(graphs: list[Data]) -> None:
+    ours = Model().double()
+    pygs = copy.deepcopy(ours)
+
+    def forward(model: nn.Module, batch: Batch) -> Tensor:
+        batch.x.mul_(2)
+        return model(batch)
+
+    step = replayed(pyg_fast.capture(
+        ours, pad(graphs), sgd(ours, fused=True), loss_fn, forward=forward
+    ))  # fmt: skip
+    batches = [*step.loader] * 2
+    losses = [step(batch.clone()) for batch in batches]
+    plain = [forward(lambda batch: batch, batch) for batch in GraphLoader(graphs, SIZE)] * 2
+    assert_close(losses, list(pygs_loop(pygs, plain, sgd(pygs))))
+
+
 def test_refused(graphs: list[Data]) -> None:
     model, loader = Model().double(), pad(graphs)
     optimizer = sgd(model)
@@ -614,3 +631,38 @@ def test_a_step_that_waits(graphs: list[Data]) -> None:
     with pytest.raises(RuntimeError, match='not permitted when stream is capturing'):
         next(losses)
     torch.testing.assert_close(model.state_dict(), before.state_dict(), rtol=0, atol=0)
+
+
+# Compiled ---------------------------------------------------------------------------------------
+def test_compiled(graphs: list[Data], device: torch.device) -> None:
+    """Inductor compiles once for all sizes, without a graph break: a layer that asks for the
+    number of graphs gets a constant."""
+    ours = Layered(nn.BatchNorm1d(4)).double().to(device)
+    pygs = copy.deepcopy(ours)
+    loader, plain = pad(graphs, device), DataLoader(graphs, SIZE)
+    step = pyg_fast.capture(ours, loader, sgd(ours), loss_fn, compile=True)
+    torch._dynamo.utils.counters.clear()
+    losses = list(step.epoch())
+    assert_close(losses, list(pygs_loop(pygs, plain, sgd(pygs))))
+    assert_same(ours, pygs)
+    assert len(step._slots) > 1
+    counters = torch._dynamo.utils.counters
+    assert counters['stats']['unique_graphs'] == 1
+    assert not counters['graph_break']
+
+
+def test_more_compiles_than_dynamo_allows(
+    graphs: list[Data], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a compile for each size, in two modes, none falls back to eager."""
+    monkeypatch.setattr('pyg_fast._batches.runs._DYNAMIC', False)
+    monkeypatch.setattr('pyg_fast._batches.runs.backend', 'eager')
+    model = Layered(nn.Identity()).double()
+    step = pyg_fast.capture(
+        model, GraphLoader(graphs, 2, pad='buckets'), sgd(model), loss_fn, compile=True
+    )
+    torch._dynamo.utils.counters.clear()
+    for training in (True, False):
+        model.train(training)
+        list(step.epoch())
+    assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2 * len(step._slots) > 8
