@@ -29,7 +29,6 @@ from tqdm import tqdm
 import pyg_fast
 from pyg_fast.loader import GraphLoader
 
-
 SIDES = {
     'both': ('PyG', 'pyg_fast', 'captured'),
     'pyg': ('PyG',),

@@ -16,7 +16,7 @@ from torch_geometric.nn import BatchNorm, GINEConv, GraphNorm, HeteroBatchNorm, 
 from torch_geometric.nn.aggr import SoftmaxAggregation
 
 import pyg_fast
-from pyg_fast._batches.norms import Masks, RealRows, masked
+from pyg_fast._batches.norms import Level, Masks, masked
 from pyg_fast.loader import GraphLoader
 from tests._replays import Replays
 from tests.loader._small_graphs import molecules
@@ -335,20 +335,22 @@ def test_a_layer_that_mixes_rows_is_named(
 
 
 def test_the_check_is_without_dropout_and_autocast(graphs: list[Data]) -> None:
-    attention = Attention()
+    attention, seen = Attention(), []
     model = Model(dropout=0.9).float()
     model.extra = nn.ModuleList([attention, nn.Dropout(0.9)])
 
     def forward(model: nn.Module, batch: Batch) -> Tensor:
         batch.x, batch.edge_attr = batch.x.float(), batch.edge_attr.float()
         with torch.autocast('cpu', torch.bfloat16):
-            batch.x = model.extra[1](batch.x) + nn.functional.dropout1d(batch.x, 0.5)
+            seen.append(torch.is_autocast_enabled('cpu'))
+            batch.x = model.extra[1](batch.x) + F.dropout(batch.x.t().contiguous(), 0.5).t()
             return model(batch).float()
 
     step = pyg_fast.capture(
         model, pad(graphs), sgd(model), lambda out, batch: out.square().mean(), forward=forward
     )
     next(step.epoch())
+    assert seen == [False, False, True]
     assert attention.inner.dropout == 0.5
     assert model.extra[1].p == model.dropout == 0.9
     with torch.autocast('cpu', torch.bfloat16):
@@ -422,12 +424,12 @@ def test_batch_norm_of_real_rows(
         -1, *[1] * (x.dim() - 1)
     )
     mask = torch.arange(count + padding) < count
-    others = RealRows(torch.ones(99), torch.tensor(99))
+    others = Level(torch.zeros(99), torch.tensor(99))
     a, b = x[:count].clone().requires_grad_(), x.clone().requires_grad_()
     for training in (True, True, False):
         norm.train(training), twin.train(training)
         out = norm(a)
-        with masked({'norm': twin}, Masks(others, RealRows(mask, mask.sum()), others)):
+        with masked({'norm': twin}, Masks(others, Level(~mask, mask.sum()), others)):
             assert isinstance(twin, cls)
             ours = twin(b)
         assert ours.dtype == out.dtype
@@ -539,6 +541,28 @@ def test_batches_that_are_not_padded_run_as_they_are(graphs: list[Data]) -> None
     assert repr(step).startswith('CapturedBatchStep(Model, SGD; ')
 
 
+def test_a_schedule_of_momentum_is_told(
+    graphs: list[Data], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It changes an option that a graph holds: each step is recorded anew, and right."""
+    losses = []
+    for is_ours in (True, False):
+        torch.manual_seed(0)
+        model = Model().double()
+        optimizer = sgd(model, fused=True)
+        if is_ours:
+            step = replayed(pyg_fast.capture(model, pad(graphs), optimizer, loss_fn))
+            found = step.epoch()
+        else:
+            found = pygs_loop(model, GraphLoader(graphs, SIZE), optimizer)
+        losses.append([])
+        for loss in found:
+            losses[-1].append(loss)
+            optimizer.param_groups[0]['momentum'] *= 0.5
+    assert_close(*losses)
+    assert caplog.text.count('recorded anew for every batch') == 1
+
+
 def test_a_batch_that_was_changed(graphs: list[Data]) -> None:
     """A step reads its values; it refuses other attributes and sizes."""
     ours = Model().double()
@@ -634,9 +658,12 @@ def test_a_step_that_waits(graphs: list[Data]) -> None:
 
 
 # Compiled ---------------------------------------------------------------------------------------
-def test_compiled(graphs: list[Data], device: torch.device) -> None:
-    """Inductor compiles once for all sizes, without a graph break: a layer that asks for the
-    number of graphs gets a constant."""
+def test_compiled(
+    graphs: list[Data], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one compile for all sizes, without a graph break: a layer that asks for the number
+    of graphs gets a constant."""
+    monkeypatch.setattr('pyg_fast._batches.runs.backend', 'aot_eager')
     ours = Layered(nn.BatchNorm1d(4)).double().to(device)
     pygs = copy.deepcopy(ours)
     loader, plain = pad(graphs, device), DataLoader(graphs, SIZE)
@@ -651,13 +678,22 @@ def test_compiled(graphs: list[Data], device: torch.device) -> None:
     assert not counters['graph_break']
 
 
+def test_inductor(graphs: list[Data], device: torch.device) -> None:
+    model = Layered(nn.Identity()).double().to(device)
+    evaluate = pyg_fast.capture_inference(model, pad(graphs, device), compile=True)
+    for (out, _), real in zip(
+        evaluate.epoch(), GraphLoader(graphs, SIZE, device=device), strict=True
+    ):
+        torch.testing.assert_close(out, model(real), rtol=1e-10, atol=1e-10)
+
+
 def test_more_compiles_than_dynamo_allows(
     graphs: list[Data], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a compile for each size, in two modes, none falls back to eager."""
     monkeypatch.setattr('pyg_fast._batches.runs._DYNAMIC', False)
     monkeypatch.setattr('pyg_fast._batches.runs.backend', 'eager')
-    model = Layered(nn.Identity()).double()
+    model = Layered(nn.Dropout(0.5)).double()
     step = pyg_fast.capture(
         model, GraphLoader(graphs, 2, pad='buckets'), sgd(model), loss_fn, compile=True
     )

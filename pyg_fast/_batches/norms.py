@@ -12,26 +12,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.norm import HeteroBatchNorm
 
 
-class RealRows(NamedTuple):
-    """The rows of a level of a padded batch that are not of the padding."""
+class Level(NamedTuple):
+    """The rows of a padded batch: nodes, edges or graphs."""
 
-    mask: Tensor
-    number: Tensor  # of the rows
+    is_padding: Tensor
+    num_real: Tensor
 
 
 class Masks(NamedTuple):
     """The levels of a padded batch. Their numbers of rows differ, and tell which level a tensor
     is of."""
 
-    graphs: RealRows
-    nodes: RealRows
-    edges: RealRows
+    graphs: Level
+    nodes: Level
+    edges: Level
 
     @staticmethod
     def of(batch: object) -> 'Masks':
         """Those of a batch, whose rows are counted on the device."""
         masks = [getattr(batch, f'{level}_mask') for level in ('graph', 'node', 'edge')]
-        return Masks(*(RealRows(mask, mask.sum()) for mask in masks))
+        return Masks(*(Level(~mask, mask.sum()) for mask in masks))
 
 
 class _Masked(_BatchNorm):
@@ -46,17 +46,17 @@ class _Masked(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         # The rows that share a channel: all but the second dimension.
-        mask, number = self._find(input)
+        is_padding, num_real = self._find(input)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         dims = [dim for dim in range(x.dim()) if dim != 1]
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        is_real = mask.view(-1, *[1] * (x.dim() - 1))
-        total = (number * (x[0, 0].numel() if x.dim() > 2 else 1)).to(x.dtype)
+        is_padding = is_padding.view(-1, *[1] * (x.dim() - 1))
+        total = (num_real * (x[0, 0].numel() if x.dim() > 2 else 1)).to(x.dtype)
         # A row of the padding may hold no numbers, which gradients would spread.
-        x = torch.where(is_real, x, 0)
+        x = x.masked_fill(is_padding, 0)
         mean = x.sum(dims) / total
         centered = x - mean.view(shape)
-        var = torch.where(is_real, centered, 0).square().sum(dims) / total
+        var = centered.masked_fill(is_padding, 0).square().sum(dims) / total
         out = centered * (var + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             out = out * self.weight.view(shape)
@@ -79,14 +79,14 @@ class _Masked(_BatchNorm):
                     share = self.num_batches_tracked.to(running.dtype).reciprocal()
                 running.mul_(1 - share).add_(new.to(running.dtype) * share)
 
-    def _find(self, input: Tensor) -> RealRows:
+    def _find(self, input: Tensor) -> Level:
         rows = input.size(0)
         for number, level in enumerate(self._masks):
-            if rows == level.mask.size(0):
+            if rows == level.is_padding.size(0):
                 if not torch.compiler.is_compiling():
                     self._seen.add(number)
                 return level
-        counts = [int(level.mask.size(0)) for level in self._masks]
+        counts = [int(level.is_padding.size(0)) for level in self._masks]
         raise ValueError(
             f"batch norm {self._path!r} got {int(rows)} rows, but a captured step knows padding "
             f'only among the {counts[1]} nodes, {counts[2]} edges and {counts[0]} graphs of a '

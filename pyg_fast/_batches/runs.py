@@ -1,6 +1,7 @@
 """What captured steps of training and of inference have in common."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FunctionType
@@ -22,7 +23,11 @@ from .norms import Masks, list_norms, masked
 from .record import Recorder, recorder_of
 from .state import Copy, State
 
+_log = logging.getLogger('pyg_fast')
+
 Forward = Callable[[Module, Batch], Any]
+
+_MANY_TIMES = 5
 
 # Whether one compile takes all sizes of batches.
 _DYNAMIC = True
@@ -78,6 +83,7 @@ class Runs:
         self._compiled = _compile(self._forward) if compile else None
         #: The number of batches that ran without padding.
         self.num_eager = 0
+        self._num_renewed = 0  # times without a replay between them
         self.reset()
 
     def reset(self) -> None:
@@ -89,7 +95,16 @@ class Runs:
     def _renew(self) -> None:
         """Drops what is recorded if tensors, modes or options were replaced."""
         fingerprint = self._state.fingerprint()
-        if fingerprint != self._fingerprint:
+        if fingerprint == self._fingerprint:
+            self._num_renewed = 0
+        else:
+            self._num_renewed += 1
+            if self._num_renewed == _MANY_TIMES:
+                _log.warning(
+                    'capture: a step is recorded anew for every batch, since tensors or modes of '
+                    'the model, or options of the optimizer beside its learning rate, change with '
+                    'each; a schedule of momentum does so (cycle_momentum=False)'
+                )
             self.reset()
             # No other tensor has their ids while these are held.
             self._fingerprint, self._held = self._state.fingerprint(), self._state.tensors()
@@ -130,9 +145,12 @@ class Runs:
         if self._device.type != 'cuda':
             yield
             return
-        # A graph has no host time to save.
-        with torch.cuda.device(self._device), small_graphs('kernel'):
-            yield
+        with torch.cuda.device(self._device):
+            if self._compiled is not None:  # Compiled code of PyG launches little.
+                yield
+                return
+            with small_graphs('kernel'):  # A graph has no host time to save.
+                yield
 
     @contextmanager
     def _masked(self, batch: Batch, is_padded: bool) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The update of parameters in a captured step."""
 
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +29,9 @@ class Update:
         self, optimizer: Optimizer, scaler: GradScaler | None, device: torch.device, records: bool
     ) -> None:
         self.optimizer, self.scaler, self._device = optimizer, scaler, device
-        self._records, self._rates = records, {}  # type: tuple[bool, dict[int, tuple[float, Tensor]]]
+        self._records = records
+        # Of each group the number, and the tensor that holds it.
+        self._rates: dict[int, tuple[float, Tensor]] = {}
         closure = inspect.signature(type(optimizer).step).parameters.get('closure')
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ValueError(
@@ -42,10 +45,10 @@ class Update:
         optimizer = self.optimizer
         name = type(optimizer).__name__
         for group in optimizer.param_groups:
-            if group.get('fused'):
-                continue
             # SGD waits for a learning rate on the GPU, but for its fused kernel.
             option = 'fused' if isinstance(optimizer, SGD) else 'capturable'
+            if option not in group and group.get('fused'):
+                continue
             if option not in group:
                 raise ValueError(
                     f"'optimizer': {name} has no option capturable; use Adam, another one that "
@@ -56,6 +59,8 @@ class Update:
                 count = optimizer.state.get(parameter, {}).get('step')
                 if isinstance(count, Tensor):
                     optimizer.state[parameter]['step'] = count.to(parameter.device)
+        # Its first step is not captured, which is no mistake here.
+        optimizer.__dict__['_warned_capturable_if_run_uncaptured'] = True
         is_on_gpu = getattr(optimizer, '_step_supports_amp_scaling', False)
         if self.scaler is not None and self.scaler.is_enabled() and not is_on_gpu:
             raise ValueError(
@@ -69,17 +74,15 @@ class Update:
             return
         for number, group in enumerate(self.optimizer.param_groups):
             rate = group['lr']
-            if isinstance(rate, Tensor) and rate.device == self._device:
-                continue  # It is read where it is.
-            rate = float(rate)
-            known = self._rates.get(number)
-            if known is None:
-                tensor = torch.tensor(rate, dtype=torch.float32, device=self._device)
-            elif known[0] == rate:
-                continue
-            else:
-                tensor = known[1].fill_(rate)
-            self._rates[number] = rate, tensor
+            if number not in self._rates:
+                self._rates[number] = math.nan, torch.zeros(
+                    (), dtype=torch.float32, device=self._device
+                )
+            known, tensor = self._rates[number]
+            if isinstance(rate, Tensor):  # Nobody knows when it changes.
+                tensor.copy_(rate)
+            elif rate != known:
+                self._rates[number] = rate, tensor.fill_(rate)
 
     def step(self) -> None:
         """Updates the parameters."""
