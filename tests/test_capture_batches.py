@@ -495,6 +495,32 @@ def test_a_single_row_runs_without_padding(graphs: list[Data]) -> None:
 
 
 # Inference --------------------------------------------------------------------------------------
+def test_a_model_of_another_type(graphs: list[Data], device: torch.device) -> None:
+    """Its gradients get other memory; inference mode leaves nothing that training cannot use."""
+    model = Model().double().to(device)
+    loader = pad(graphs, device)
+    step = replayed(pyg_fast.capture(
+        model, loader, None, lambda out, batch: out.float().square().mean(),
+        forward=lambda model, batch: model(_as(model, batch)),
+    ))  # fmt: skip
+    evaluate = pyg_fast.capture_inference(
+        model, loader, forward=lambda model, batch: model(_as(model, batch))
+    )
+    for dtype in (torch.float64, torch.float32):
+        model.to(dtype)
+        list(step.epoch())
+        assert model.last.weight.grad.dtype == dtype
+        with torch.inference_mode():
+            outs = [out for out, _ in evaluate.epoch()]
+        assert all(torch.equal(a, b) for a, (b, _) in zip(outs, evaluate.epoch(), strict=True))
+
+
+def _as(model: nn.Module, batch: Batch) -> Batch:
+    dtype = next(model.parameters()).dtype
+    batch.x, batch.edge_attr = batch.x.to(dtype), batch.edge_attr.to(dtype)
+    return batch
+
+
 def test_inference(graphs: list[Data], device: torch.device) -> None:
     class All(nn.Module):
         def __init__(self, model: nn.Module) -> None:
@@ -626,6 +652,13 @@ def test_refused(graphs: list[Data]) -> None:
     ]:  # fmt: skip
         with pytest.raises(error, match=text):
             pyg_fast.capture(*args, **options)
+    lazy = Layered(nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match='must not have lazy layers without parameters'):
+        pyg_fast.capture(lazy, loader, optimizer, loss_fn)
+    lazy.other = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(lazy.other)
+    with pytest.raises(ValueError, match='must not be a DistributedDataParallel'):
+        pyg_fast.capture(lazy, loader, optimizer, loss_fn)
     for loss, error, text in [
         (lambda out, batch: (out.sum(), 1), TypeError, 'must return a tensor, got tuple'),
         (lambda out, batch: out, ValueError, r'of shape \[\], got \[8\]'),

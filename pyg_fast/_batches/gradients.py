@@ -23,6 +23,13 @@ class Gradients:
         """The memory."""
         return list(self._buffers.values())
 
+    def keep(self, parameters: Iterable[Parameter]) -> None:
+        """Drops the memory of other parameters, and of those that are no longer like it."""
+        self._buffers = {
+            p: buffer for p in parameters if (buffer := self._buffers.get(p)) is not None
+            and (p.shape, p.dtype, p.device) == (buffer.shape, buffer.dtype, buffer.device)
+        }  # fmt: skip
+
     def begin(self, parameters: Iterable[Parameter]) -> None:
         """Takes over the gradients to which a step adds, as they were left by the user."""
         if not self._adds:

@@ -84,7 +84,7 @@ class CapturedInference(Runs):
             TypeError, ValueError, RuntimeError: As a captured training step.
         """
         real = real_rows_of(batch)
-        with self._running(), _evaluating(self.model), torch.no_grad():
+        with torch.no_grad(), self._running(), _evaluating(self.model):
             self._renew()
             slot = self._find(batch, real)
             if slot is None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, UninitializedParameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch_geometric.data import Batch
 
@@ -271,6 +272,14 @@ def _check_arguments(
 ) -> None:
     if not isinstance(model, Module):
         raise TypeError(f"'model' must be a Module, got {type(model).__name__}")
+    if any(isinstance(each, DistributedDataParallel) for each in model.modules()):
+        raise ValueError(
+            "'model' must not be a DistributedDataParallel, whose processes would wait for each "
+            'other at different batches: capture its module with optimizer=None, and all-reduce '
+            'the gradients yourself'
+        )
+    if any(isinstance(each, UninitializedParameter) for each in model.parameters()):
+        raise ValueError("'model' must not have lazy layers without parameters: call it once")
     if not isinstance(loader, GraphLoader):
         raise TypeError(f"'loader' must be a GraphLoader, got {type(loader).__name__}")
     if loader.pad is None or loader._collated is None:

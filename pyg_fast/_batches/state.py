@@ -60,7 +60,8 @@ class State:
     def fingerprint(self) -> tuple[object, ...]:
         """It changes if a tensor or the mode of a module is replaced, or an option of the
         optimizer: what is not read again by a replay. It holds the objects that it names."""
-        found: list[object] = []
+        # Outside of inference mode nobody may write what was made in it.
+        found: list[object] = [torch.is_inference_mode_enabled()]
         for module in self.list_modules():
             found.append(module.training)
             for tensors in (module._parameters, module._buffers):

@@ -45,6 +45,7 @@ class CapturedBatchStep(Runs):
         # An optimizer makes its state in its first step.
         self._has_state = self.optimizer is None
         self._parameters = self._state.parameters()
+        self._gradients.keep(self._parameters)
         self._used: dict[int, list[Parameter]] = {}
 
     def epoch(self) -> Iterator[Tensor]:
