@@ -365,6 +365,36 @@ def test_random_numbers_of_a_model_need_no_check(graphs: list[Data]) -> None:
     assert next(pyg_fast.capture(*options, check=False).epoch()).isfinite()
 
 
+def test_what_differs_by_rounding_is_compared_in_float64(
+    graphs: list[Data], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 a ReLU may take the other side of its kink. Here a layer is coarse on purpose."""
+    class Coarse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer('scale', torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            noise = 1e-2 * torch.arange(len(x)).flip(0)[:, None]
+            return self.scale * (x + noise if x.dtype == torch.float32 else x)
+
+    graphs = [data.clone() for data in graphs]
+    for data in graphs:
+        data.x = data.x.float()
+    model = Layered(Coarse())
+    before = copy.deepcopy(model)
+    loss = lambda out, batch: out.square().mean()  # noqa: E731
+    step = pyg_fast.capture(model, pad(graphs), torch.optim.SGD(model.parameters(), 0.0), loss)
+    list(step.epoch())
+    torch.testing.assert_close(model.state_dict(), before.state_dict(), rtol=0, atol=0)
+    assert {t.dtype for t in model.state_dict().values()} == {torch.float32}
+    assert torch.get_default_dtype() == torch.float32
+    model.layer.forward = lambda x: x.float() - x.float().mean(0)  # It takes no float64.
+    step = pyg_fast.capture(model, pad(graphs), torch.optim.SGD(model.parameters(), 0.0), loss)
+    with pytest.raises(ValueError, match=r"by the layer 'layer' \(Coarse\)"):
+        next(step.epoch())
+
+
 def test_a_loss_of_nodes_uses_the_mask(graphs: list[Data], device: torch.device) -> None:
     """Outputs of several kinds, a loss that is a module with parameters, labels of nodes."""
     class Weighted(nn.Module):

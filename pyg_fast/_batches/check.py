@@ -1,7 +1,7 @@
 """Whether padding changes what a model computes."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +30,15 @@ class Difference(ValueError):
     """Padding changes the results of a layer."""
 
 
-#: Runs a step on a padded batch, or on the same batch without the padding.
-Run = Callable[[bool], Result]
+#: Runs a step on a padded batch, or on the same batch without the padding; in float64 or not.
+Run = Callable[[bool, bool], Result]
 
 
 def check_padding(run: Run, modules: list[Module], rows: Rows, restore: Callable[[], None]) -> None:
     """Raises unless the results of real rows are those of the batch without the padding.
+
+    A small difference may be that of rounding at the kink of a ReLU or at a maximum: what differs
+    is compared again in float64.
 
     Args:
         run: Runs the step.
@@ -46,21 +49,27 @@ def check_padding(run: Run, modules: list[Module], rows: Rows, restore: Callable
     Raises:
         Difference: If a result differs. The error names the layer.
     """
-    limit = max([_RTOL, *(4 * torch.finfo(dtype).eps for dtype in _dtypes(modules))])
-    with quiet(modules):
+    def once(is_padded: bool, is_exact: bool) -> Result:
         try:
-            plain = run(False)
-            restore()
-            padded = run(True)
+            with in_float64(modules) if is_exact else nullcontext():
+                return run(is_padded, is_exact)
         finally:
             restore()
-        what = _find_difference(plain, padded, rows, limit)
+
+    def find(is_exact: bool) -> str | None:
+        return _find_difference(once(False, is_exact), once(True, is_exact), rows)
+
+    with quiet(modules):
+        what = find(False)
         if what is None:
             return
         try:
-            place = _locate(run, modules, rows, limit, restore)
-        finally:
-            restore()
+            what = find(True)
+            place = '' if what is None else _locate(once, modules, rows, True)
+        except RuntimeError:  # The model does not run in float64.
+            place = _locate(once, modules, rows, False)
+        if what is None:
+            return
     raise Difference(
         f'capture: the padding of a batch changes {what}{place}. A layer that mixes rows of '
         'different graphs must leave the padding out: use batch.node_mask, batch.edge_mask or '
@@ -68,18 +77,18 @@ def check_padding(run: Run, modules: list[Module], rows: Rows, restore: Callable
     )
 
 
-def _find_difference(plain: Result, padded: Result, rows: Rows, limit: float) -> str | None:
+def _find_difference(plain: Result, padded: Result, rows: Rows) -> str | None:
     for (name, a), (_, b) in zip(plain.outputs, padded.outputs, strict=True):
-        if _differ(a, b, rows, limit):
+        if _differ(a, b, rows):
             return name
     for (name, a), (_, b) in zip(plain.buffers, padded.buffers, strict=True):
-        if _differ(a, b, {}, limit):
+        if _differ(a, b, {}):
             return f'the buffer {name!r}'
     if [name for name, _ in plain.grads] != [name for name, _ in padded.grads]:
         return 'which parameters have gradients'
     largest = max((_largest(grad) for _, grad in plain.grads), default=0.0)
     for (name, a), (_, b) in zip(plain.grads, padded.grads, strict=True):
-        if _differ(a, b, {}, limit, largest):
+        if _differ(a, b, {}, largest):
             return f'the gradient of {name!r}'
     return None
 
@@ -88,9 +97,7 @@ def _largest(x: Tensor) -> float:
     return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
-def _differ(
-    plain: Tensor, padded: Tensor, rows: Rows, limit: float, scale: float | None = None
-) -> bool:
+def _differ(plain: Tensor, padded: Tensor, rows: Rows, scale: float | None = None) -> bool:
     """Whether real rows differ. Tensors whose rows have no counterpart are not compared."""
     if padded.dim() and plain.shape != padded.shape:
         count = rows.get(padded.size(0))
@@ -99,17 +106,13 @@ def _differ(
         padded = padded[:count]
     if plain.shape != padded.shape or not plain.is_floating_point():
         return False
+    limit = max(_RTOL, 4 * torch.finfo(plain.dtype).eps)
     a, b = plain.detach().double(), padded.detach().double()
     if not torch.equal(a.isfinite(), b.isfinite()):
         return True
     a, b = (torch.where(x.isfinite(), x, 0) for x in (a, b))
     scale = _largest(a) if scale is None else scale
     return _largest(a - b) > limit * scale + 1e-2 * limit
-
-
-def _dtypes(modules: list[Module]) -> set[torch.dtype]:
-    found = {p.dtype for module in modules for p in module.parameters()}
-    return {dtype for dtype in found if dtype.is_floating_point}
 
 
 # Where it differs -------------------------------------------------------------------------------
@@ -120,24 +123,21 @@ class _Call(NamedTuple):
     outputs: list[Tensor]
 
 
-def _locate(
-    run: Run, modules: list[Module], rows: Rows, limit: float, restore: Callable[[], None]
-) -> str:
+def _locate(run: Run, modules: list[Module], rows: Rows, is_exact: bool) -> str:
     """Names the first layer whose output differs though its input does not."""
     records: list[list[_Call]] = []
     for is_padded in (False, True):
         calls: list[_Call] = []
         with _recorded(modules, calls):
-            run(is_padded)
-        restore()
+            run(is_padded, is_exact)
         records.append(calls)
     plain, padded = records
     for a, b in zip(plain, padded, strict=False):
         if a.path != b.path:
             break
-        if _any_differ(a.inputs, b.inputs, rows, limit):
+        if _any_differ(a.inputs, b.inputs, rows):
             return f', by the code before the layer {_text_of(a)}'
-        if _any_differ(a.outputs, b.outputs, rows, limit):
+        if _any_differ(a.outputs, b.outputs, rows):
             return f', by the layer {_text_of(a)}'
     return ', by the code after the layers of the model'
 
@@ -146,9 +146,8 @@ def _text_of(call: _Call) -> str:
     return f'{call.path!r} ({type(call.module).__name__})'
 
 
-def _any_differ(plain: list[Tensor], padded: list[Tensor], rows: Rows, limit: float) -> bool:
-    both = zip(plain, padded, strict=False)
-    return any(_differ(a, b, rows, limit) for a, b in both)
+def _any_differ(plain: list[Tensor], padded: list[Tensor], rows: Rows) -> bool:
+    return any(_differ(a, b, rows) for a, b in zip(plain, padded, strict=False))
 
 
 @contextmanager
@@ -181,6 +180,37 @@ def _recorded(modules: list[Module], calls: list[_Call]) -> Iterator[None]:
 def _copies(value: object) -> list[Tensor]:
     leaves = tree_leaves(value)
     return [t.detach().clone() for t in leaves if isinstance(t, Tensor)]
+
+
+@contextmanager
+def in_float64(modules: list[Module]) -> Iterator[None]:
+    """With parameters and buffers in float64, and tensors that a model makes."""
+    parameters = list(dict.fromkeys(p for root in modules for p in root.parameters()))
+    before = [p.data for p in parameters]
+    buffers = [
+        (module._buffers, name, buffer)
+        for module in dict.fromkeys(m for root in modules for m in root.modules())
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point()
+    ]  # fmt: skip
+    doubles = {id(buffer): buffer.double() for _, _, buffer in buffers}
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        for parameter in parameters:
+            if parameter.is_floating_point():
+                parameter.grad = None
+                parameter.data = parameter.data.double()
+        for holder, name, buffer in buffers:
+            holder[name] = doubles[id(buffer)]
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        for parameter, data in zip(parameters, before, strict=True):
+            parameter.grad = None
+            parameter.data = data
+        for holder, name, buffer in buffers:
+            holder[name] = buffer
 
 
 # Without random numbers -------------------------------------------------------------------------

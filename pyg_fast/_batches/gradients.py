@@ -84,4 +84,6 @@ class Gradients:
     def attach(self, used: Iterable[Parameter]) -> None:
         """Makes the memory the gradients of the parameters that a step has used."""
         for parameter in used:
-            parameter.grad = self._buffers[parameter]
+            buffer = self._buffers[parameter]
+            if parameter.grad is not buffer:
+                parameter.grad = buffer

@@ -1,12 +1,12 @@
 """The memory from which a captured step reads batches."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 
@@ -76,7 +76,12 @@ class StaticBatch:
         self._names = list(batch._store._mapping)
         edge_index = batch._store._mapping.get('edge_index')
         self._edges = _Edges(edge_index) if isinstance(edge_index, DisjointEdgeIndex) else None
-        flat, self._spec = self._flatten(batch)
+        values = dict(batch._store._mapping)
+        if isinstance(edge_index, DisjointEdgeIndex):
+            values['edge_index'] = _tensors_of(edge_index)
+        kept = {key: v for key, v in values.items() if key == 'num_nodes' or _are_tensors(v)}
+        self._kept = list(kept)
+        flat, self._spec = tree_flatten(kept)
         # Numbers are sizes, which do not change.
         self._leaves = [t.clone() if isinstance(t, Tensor) else t for t in flat]
         template = copy.copy(batch)
@@ -85,22 +90,14 @@ class StaticBatch:
             template._store.__dict__.pop(name, None)
         self._template = template
 
-    def _flatten(self, batch: Batch) -> tuple[list[object], TreeSpec]:
-        values = dict(batch._store._mapping)
-        edge_index = values.get('edge_index')
-        if isinstance(edge_index, DisjointEdgeIndex):
-            values['edge_index'] = _tensors_of(edge_index)
-        kept = {key: v for key, v in values.items() if key == 'num_nodes' or _are_tensors(v)}
-        return tree_flatten(kept)
-
     def write(self, batch: Batch) -> None:
         """Copies the content of a batch.
 
         Raises:
             ValueError: If the batch does not have the attributes and sizes of the first one.
         """
-        flat, spec = self._flatten(batch)
-        if spec != self._spec:
+        flat = [leaf for key in self._kept for leaf in _leaves_of(batch, key)]
+        if list(batch._store._mapping) != self._names or len(flat) != len(self._leaves):
             raise ValueError(
                 f"'batch' must have the attributes {self._names}, as the first batch of its size, "
                 f'got {list(batch._store._mapping)}'
@@ -161,6 +158,13 @@ class _Edges:
         out = DisjointEdgeIndex.of(data, long_rowptr)
         keep_graph(out, graph, self._is_loop_free)
         return out
+
+
+def _leaves_of(batch: Batch, key: str) -> Sequence[object]:
+    value = batch._store._mapping.get(key)
+    if type(value) is Tensor:
+        return (value,)
+    return _tensors_of(value) if isinstance(value, DisjointEdgeIndex) else tree_leaves(value)
 
 
 def _graph_in(edge_index: EdgeIndex) -> Graph:

@@ -91,7 +91,6 @@ class Runs:
         """Drops what is recorded; the next batches record it anew."""
         self._slots: dict[Rows, Slot] = {}
         self._fingerprint: tuple[object, ...] = ()
-        self._held: list[Tensor] = []
 
     def _renew(self) -> None:
         """Drops what is recorded if tensors, modes or options were replaced."""
@@ -107,8 +106,7 @@ class Runs:
                     'each; a schedule of momentum does so (cycle_momentum=False)'
                 )
             self.reset()
-            # No other tensor has their ids while these are held.
-            self._fingerprint, self._held = self._state.fingerprint(), self._state.tensors()
+            self._note_state()
 
     def _find(self, batch: Batch, real: NumReal) -> Slot | None:
         """The size of a batch, whose inputs hold it then; None: the batch must run as it is."""
@@ -128,8 +126,9 @@ class Runs:
         return slot
 
     def _note_state(self) -> None:
-        """Takes what a first step has made as given."""
-        self._fingerprint, self._held = self._state.fingerprint(), self._state.tensors()
+        """Takes the present tensors, modes and options as given."""
+        self._state.note()
+        self._fingerprint = self._state.fingerprint()
 
     def _describe(self, what: str) -> str:
         count = len(self.loader.buckets)
@@ -183,16 +182,24 @@ class Runs:
         before = Copy(self._state, self._device)
         levels: set[int] = set()
 
-        def run(is_padded: bool) -> Result:
+        def run(is_padded: bool, is_exact: bool) -> Result:
             if not is_padded:
-                return self._result(self._collated.cut(batch, real).clone(), False)
+                plain = self._collated.cut(batch, real).clone()
+                return self._result(_doubled(plain) if is_exact else plain, False)
             slot.inputs.write(batch)
-            with self._masked(view := slot.inputs.view(), True):
+            view = slot.inputs.view()
+            with self._masked(view, True):
+                view = _doubled(view) if is_exact else view
                 result = self._result(view, True)
                 levels.update(*(norm.__dict__['_seen'] for norm in self._norms.values()))
             return result
 
-        check_padding(run, self._state.roots, dict(zip(rows, real, strict=True)), before.restore)
+        try:
+            check_padding(
+                run, self._state.roots, dict(zip(rows, real, strict=True)), before.restore
+            )
+        finally:
+            before.restore()
         self._norm_levels = levels
 
     def _buffers(self) -> list[tuple[str, Tensor]]:
@@ -211,6 +218,10 @@ class Runs:
 
 def _call(model: Module, batch: Batch) -> Any:
     return model(batch)
+
+
+def _doubled(batch: Batch) -> Batch:
+    return batch.apply(lambda x: x.double() if x.is_floating_point() else x)
 
 
 def _has_rows(value: object, count: int) -> bool:

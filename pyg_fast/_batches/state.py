@@ -24,10 +24,7 @@ class State:
         scaler: GradScaler | None = None,
     ) -> None:  # fmt: skip
         self.roots, self.optimizer, self.scaler = list(modules), optimizer, scaler
-
-    def list_modules(self) -> list[Module]:
-        """All modules, once each."""
-        return list(dict.fromkeys(m for root in self.roots for m in root.modules()))
+        self.note()
 
     def parameters(self) -> list[Parameter]:
         """The parameters of all modules and of the optimizer, once each."""
@@ -57,23 +54,31 @@ class State:
             *self._scaler_tensors(),
         ]  # fmt: skip
 
+    def note(self) -> None:
+        """Takes the present objects as those whose fingerprints are compared. It holds them, so
+        that no others have their ids."""
+        self._modules = list(dict.fromkeys(m for root in self.roots for m in root.modules()))
+        self._holders = [
+            holder for m in self._modules for holder in (m._parameters, m._buffers, m._modules)
+        ]
+        self._tensors = [*self.parameters(), *self._buffers()]
+        states = [] if self.optimizer is None else self.optimizer.state.values()
+        self._held = [*self._tensors, *self._optimizer_tensors(), *states]
+
     def fingerprint(self) -> tuple[object, ...]:
         """It changes if a tensor or the mode of a module is replaced, or an option of the
-        optimizer: what is not read again by a replay. It holds the objects that it names."""
-        # Outside of inference mode nobody may write what was made in it.
-        found: list[object] = [torch.is_inference_mode_enabled()]
-        for module in self.list_modules():
-            found.append(module.training)
-            for tensors in (module._parameters, module._buffers):
-                found += [
-                    (id(t), t.data_ptr(), t.requires_grad) for t in tensors.values()
-                    if t is not None
-                ]  # fmt: skip
+        optimizer: what a replay does not read again. Each step asks for it."""
+        found: list[object] = [id(x) for holder in self._holders for x in holder.values()]
+        found += [module.training for module in self._modules]
+        found += [tensor.data_ptr() for tensor in self._tensors]
+        found += [tensor.requires_grad for tensor in self._tensors]
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
-                found += [id(p) for p in group['params']]
+                found += map(id, group['params'])
                 found += [(k, v) for k, v in group.items() if k not in ('params', 'lr')]
-        return (*found, *map(id, self._optimizer_tensors()))
+            found += map(id, self.optimizer.state.values())
+        # Outside of inference mode nobody may write what was made in it.
+        return (torch.is_inference_mode_enabled(), *found)
 
 
 class Copy:
@@ -105,6 +110,7 @@ class Copy:
             for tensor, value in self._pairs:
                 tensor.copy_(value)
         for parameter, grad in self._grads:
-            parameter.grad = grad
+            if grad is None or grad.dtype == parameter.dtype:  # in a check in float64
+                parameter.grad = grad
         self.restore_rng()
 
