@@ -5,6 +5,7 @@ python -m benchmarks edge_mlp --quick                    a minute or less
 python -m benchmarks edge_mlp --layers "two layers"      only some
 python -m benchmarks edge_mlp --precisions highest       products as exact as float32
 python -m benchmarks edge_mlp --hub 100000               so many edges end at one node
+python -m benchmarks edge_mlp --graphs Computers         in place of random edges
 python -m benchmarks edge_mlp --eager-only               without torch.compile, which takes long
 
 All contenders of a cell compute in the same precision: `highest` and `high` are torch's settings
@@ -12,6 +13,7 @@ for products of float32, with `bfloat16` weights and features have that type.
 """
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
 
-from . import _harness
+from . import _graphs, _harness
 from ._harness import Bench, Contender, Option
 from .layers import COMPILED, OURS, PLAIN, PREPARED, PYG, compiled, step_error, warm
 
@@ -134,14 +136,20 @@ KINDS = {
 class Case:
     """A layer on a random graph: its inputs, and steps of all contenders."""
 
-    def __init__(self, kind: Kind, width: int, precision: str, bench: Bench) -> None:
+    def __init__(
+        self, kind: Kind, width: int, precision: str, bench: Bench, graph: _graphs.Graph | None,
+    ) -> None:
         args, self.precision = bench.args, precision
-        nodes, edges = (
-            max(2, int(n / by))
-            for n, by in zip((args.nodes, args.edges), kind.divide, strict=True))
         draw = torch.Generator().manual_seed(0)
-        index = torch.randint(nodes, (2, edges), generator=draw)
-        index[1, :min(args.hub, edges)] = 0
+        if graph is None:
+            nodes, edges = (
+                max(2, int(n / by))
+                for n, by in zip((args.nodes, args.edges), kind.divide, strict=True))
+            index = torch.randint(nodes, (2, edges), generator=draw)
+            index[1, :min(args.hub, edges)] = 0
+        else:
+            nodes, index = graph.num_nodes, graph.edge_index
+            edges = index.size(1)
         # The edges of both lists are in the same order, sorted by destination.
         self.prepared, perm = prepare_edge_index(index.to(bench.device), (nodes, nodes))
         self.edge_index = index.to(bench.device)[:, perm]
@@ -201,7 +209,7 @@ class Case:
 
 def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
-        'edge-mlp', __doc__, argv,
+        'edge-mlp', __doc__, argv, graphs=(), known_graphs=_graphs.NAMES,
         layers=_harness.names('layer', tuple(KINDS), tuple(KINDS)),
         precisions=_harness.names('precision', PRECISIONS, PRECISIONS),
         widths=Option({'quick': (16,), 'cuda': (64, 128), 'cpu': (64,)}, _harness.integers),
@@ -213,14 +221,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             "the same layer, compared with PyG's in float64. SchNet: a fifth of the nodes, 1 / "
             '1.875 of the edges; mesh: 1 / 2.5 of the edges.'])
     before = torch.get_float32_matmul_precision()
-    for precision in bench.args.precisions:
-        for name in bench.args.layers:
-            for width in bench.args.widths:
-                torch.set_float32_matmul_precision('high' if precision == 'high' else 'highest')
-                case = Case(KINDS[name], width, precision, bench)
-                bench.measure(
-                    f'A step, {precision}', name, width, case.contenders(bench.args.eager_only),
-                    label='channels', memory=True, pairs=[(PLAIN, PYG)])
+    for graph in bench.graphs() if bench.args.graphs else [None]:
+        of_graph = '' if graph is None else f', {graph.name}'
+        cells = itertools.product(bench.args.precisions, bench.args.layers, bench.args.widths)
+        for precision, name, width in cells:
+            torch.set_float32_matmul_precision('high' if precision == 'high' else 'highest')
+            case = Case(KINDS[name], width, precision, bench, graph)
+            bench.measure(
+                f'A step, {precision}{of_graph}', name, width,
+                case.contenders(bench.args.eager_only), label='channels', memory=True,
+                pairs=[(PLAIN, PYG)])
     torch.set_float32_matmul_precision(before)
     bench.finish()
 

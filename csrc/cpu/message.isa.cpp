@@ -362,6 +362,9 @@ void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return x <= 0 ? X{} : x; });
     case MessageOp::logical_not:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return truth<Acc>(x == 0); });
+    case MessageOp::asin: return lanes([](Acc a) { return std::asin(a); });
+    case MessageOp::acos: return lanes([](Acc a) { return std::acos(a); });
+    case MessageOp::atan: return lanes([](Acc a) { return std::atan(a); });
     default: return;
   }
 }
@@ -412,6 +415,11 @@ void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
     case MessageOp::logical_or:
       return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
         return truth<Acc>((a != 0) | (b != 0));
+      });
+    case MessageOp::atan2:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
+        for (int k = 0; k < kWidth<Acc>; ++k) a[k] = std::atan2(a[k], b[k]);
+        return a;
       });
     default: return;
   }
@@ -924,7 +932,7 @@ class Machine {
     const auto op = static_cast<Op>(i.op);
     // A tile of empty rows alone has only results.
     if (count_ == 0 && op < Op::row_sum) return;
-    if (op <= Op::logical_not) {
+    if (op <= Op::atan) {
       nest<1>(i, [&](const Rows<Acc, 1>& rows, bool) { unary_op<Acc>(op, rows); });
     } else if (op < Op::where) {
       nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { binary_op<Acc>(op, rows); });

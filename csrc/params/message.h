@@ -8,9 +8,10 @@ namespace pyg_fast {
 enum class MessageOp : int64_t {
   // out = f(a)
   copy, neg, abs, exp, exp2, expm1, log, log2, log10, log1p, sqrt, rsqrt, reciprocal, sin, cos, tanh,
-  sigmoid, erf, sign, floor, ceil, relu, logical_not,
+  sigmoid, erf, sign, floor, ceil, relu, logical_not, asin, acos, atan,
   // out = f(a, b), f(a, b, c)
-  add, sub, mul, div, pow, maximum, minimum, lt, le, gt, ge, eq, ne, logical_and, logical_or, where,
+  add, sub, mul, div, pow, maximum, minimum, lt, le, gt, ge, eq, ne, logical_and, logical_or,
+  atan2, where,
   // Inputs
   load,    // rows of input extra[0]
   picked,  // rows of input extra[0] where those of input extra[1] hold the edge's number, 0 elsewhere

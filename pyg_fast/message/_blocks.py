@@ -75,6 +75,8 @@ class _Block(NamedTuple):
             if program[at].op == 'load':
                 role, k = program[at].attrs
                 out[at] = self.of(role, inputs[role, k])
+            elif ('keep', at) in inputs:
+                out[at] = self.of('edge', inputs['keep', at])
             elif program[at].op == 'keep':
                 out[at] = dropout_factors(program[at], self.edge, inputs['seed', 0])
         return out
@@ -291,7 +293,8 @@ def block_gradients(
     plan: Plan, graph: Graph, inputs: Inputs, needs: Sequence[bool], acc: torch.dtype
 ) -> list[Tensor | None]:
     """The gradients of the inputs that need one. `inputs` also has the cotangents that
-    :func:`cotangents_of` lists, the statistics of softmaxes, and the seed."""
+    :func:`cotangents_of` lists, the statistics of softmaxes, and the seed, or the factors of
+    dropouts of another executor."""
     derivative, message = _Derivative(plan, graph, inputs), plan.message
     lacking = [n for n in range(len(plan.softmaxes)) if ('dot', n) not in inputs]
     if lacking:

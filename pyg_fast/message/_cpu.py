@@ -2,6 +2,7 @@
 of edges at once."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from ..ops._library import fake, ops
 from ..sparse.graph import Graph
 from ._encoder import MAX_DIMS, Encoder, storage_layout
 from ._instructions import CpuCode, Instruction, Slot
-from ._ir import BINARY, DST_ROLES, POINTWISE, UNARY, Inputs, Load, Program
+from ._ir import BINARY, DST_ROLES, POINTWISE, UNARY, Inputs, Load, Program, Refused
+from ._triton import Out
 
 if TYPE_CHECKING:
     from ._passes import Pass
@@ -29,6 +31,8 @@ _ROW_INDICES = {'param': 0, 'row': 1, 'col': 2, 'edge': 3}
 # Columns of a chunk, and numbers of a tile: they stay in the L1 cache.
 _CHUNK = 64
 _TILE_SIZE = 8192
+# Of a tile with matrix products, each of which reads a whole matrix: they stay in the L2 cache.
+_MAP_TILE_SIZE = 2**16
 # Rows are divided into shares, whose sums over all edges are added up: by the size of the graph
 # alone, so that results have the same bits for any number of threads (of which most divide 120). A
 # share has a least number of edges, and as many numbers of all edges as torch gives a thread.
@@ -102,7 +106,20 @@ def _allocate_slots(instructions: list[Instruction]) -> int:
     return size
 
 
-def encode(pass_: 'Pass', acc: torch.dtype, dtypes: dict[Load, torch.dtype]) -> CpuCode:
+def check_maps(program: Program, outs: Sequence[Out], acc: torch.dtype) -> None:
+    """Raises :class:`Refused` if no instructions compute the results of a message with linear maps
+    of values computed for each edge."""
+    order = [program[at] for at in program.reachable(out.at for out in outs)]
+    if any(out.kind in ('var', 'softmax', 'weighted') for out in outs):
+        raise Refused('a variance of values that a linear map computed')
+    dtypes = {(value.attrs[0], value.attrs[1]): acc for value in order if value.op == 'load'}
+    encode(program, outs, 'dst', acc, dtypes)
+
+
+def encode(
+    program: Program, outs: Sequence[Out], row_role: str, acc: torch.dtype,
+    dtypes: dict[Load, torch.dtype],
+) -> CpuCode:  # fmt: skip
     """The instructions of a pass, for inputs of these dtypes.
 
     Raises:
@@ -110,7 +127,7 @@ def encode(pass_: 'Pass', acc: torch.dtype, dtypes: dict[Load, torch.dtype]) -> 
     """
     inputs: list[Load] = []
     numbers: list[float] = []
-    sections = _encode_sections(pass_, acc, dtypes, inputs, numbers)
+    sections = _encode_sections(program, outs, acc, dtypes, inputs, numbers)
     widest = max(1, *(_allocate_slots(section.encoder.body) for section in sections))
     first = sections[0].encoder.first
     uniform = len(numbers)
@@ -119,7 +136,10 @@ def encode(pass_: 'Pass', acc: torch.dtype, dtypes: dict[Load, torch.dtype]) -> 
         if isinstance(slot, Slot) and slot.place < 0:
             slot.place = uniform
             uniform += slot.width
-    edges = max(1, min(_MAX_EDGES, _TILE_SIZE // widest))
+    size = _TILE_SIZE
+    if any(value.op in ('mm', 'outer') for value in program.values):
+        size = _MAP_TILE_SIZE
+    edges = max(1, min(_MAX_EDGES, size // widest))
     if edges % 16 == 0:  # A load waits for a store at a distance of 4096 bytes.
         edges -= 2
     words = [edges, edges * widest, uniform, 1 + len(sections)]
@@ -130,15 +150,15 @@ def encode(pass_: 'Pass', acc: torch.dtype, dtypes: dict[Load, torch.dtype]) -> 
         for instruction in instructions:
             words += _encode_instruction(instruction, edges, len(inputs))
     results = []
-    for out in pass_.outs:
-        shape, order = storage_layout(pass_.program, out.at, out.kind)
+    for out in outs:
+        shape, order = storage_layout(program, out.at, out.kind)
         turned = None if order == tuple(range(len(shape))) else (0, *(d + 1 for d in order))
         dtype = acc if out.dtype == 'acc' else getattr(torch, out.dtype)
         results.append((out.kind, shape, turned, dtype))
     return CpuCode(
         torch.tensor(words), torch.tensor(numbers, dtype=torch.float64), tuple(inputs),
-        tuple(_ROW_INDICES[_row_index_of(role, pass_.row_role)] for role, _ in inputs),
-        tuple(results), tuple(_KINDS[out.kind] for out in pass_.outs),
+        tuple(_ROW_INDICES[_row_index_of(role, row_role)] for role, _ in inputs),
+        tuple(results), tuple(_KINDS[out.kind] for out in outs),
         max(math.prod(shape) for _, shape, _, _ in results), acc == torch.float64,
     )  # fmt: skip
 
@@ -153,15 +173,15 @@ class _Section(NamedTuple):
 
 
 def _encode_sections(
-    pass_: 'Pass', acc: torch.dtype, dtypes: dict[Load, torch.dtype], inputs: list[Load],
-    numbers: list[float],
+    program: Program, results: Sequence[Out], acc: torch.dtype,
+    dtypes: dict[Load, torch.dtype], inputs: list[Load], numbers: list[float],
 ) -> list[_Section]:  # fmt: skip
     """All columns, or chunks of them and a rest. Adds to `inputs` and `numbers` what they use."""
-    program, ats = pass_.program, [out.at for out in pass_.outs]
+    ats = [out.at for out in results]
     whole = _chunkable_width(program, ats)
     # A softmax of fewer scores would be computed again for each chunk.
     cut = whole > _CHUNK and all(
-        math.prod(program[out.at].shape) == whole for out in pass_.outs if out.kind == 'softmax'
+        math.prod(program[out.at].shape) == whole for out in results if out.kind == 'softmax'
     )
     # Avoid width-1 chunks: indistinguishable from a broadcast.
     step = next(n for n in range(_CHUNK, 1, -1) if not cut or whole % n != 1)
@@ -171,7 +191,7 @@ def _encode_sections(
     sections = []
     for start, repeats, width in parts:
         own, places = _chunk_program(program, ats, width) if cut else (program, ats)
-        kinds = [out.kind for out in pass_.outs]
+        kinds = [out.kind for out in results]
         outs = list(zip(places, kinds, range(len(kinds)), strict=True))
         encoder = Encoder(own, outs, acc, inputs, dtypes, numbers, cut)
         encoder.run()

@@ -1,6 +1,7 @@
 """Encodes the values of a pass as instructions for csrc/cpu/message.isa.cpp."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,6 +124,8 @@ class Encoder:
             return self.build_cat(at)
         if op in ('sum', 'amax', 'amin'):
             return self.build_reduction(at)
+        if op == 'mm':
+            return self.build_map(at)
         if op not in POINTWISE:
             raise Refused(f'{op} has no kernel')
         if op == 'pow' and self.program[args[1]].op == 'const':
@@ -265,6 +268,27 @@ class Encoder:
         if a.edge is None:
             a = self.compact_copy(a, inner)
         return out if self.build_product(inner, dims, to, a, b, False) else None
+
+    def build_map(self, at: int) -> Ref:
+        """A linear map of the last dimension, by a matrix that all edges share."""
+        _, (x, weight), _, shape, _ = self.program[at]
+        own, inner = self.program[x].shape, (*self.program[x].shape, shape[-1])
+        dim = len(own) - 1
+        a, b = self.ref(x), self.ref(weight)
+        if a.edge is None:
+            a = self.compact_copy(a, own)
+        elif a.uniform:
+            a = self.copy(a, own, per_edge=True)
+        a = a._replace(strides=(*a.strides, 0))
+        b = b._replace(strides=(*(0,) * dim, *b.strides))
+        out = self.slot(shape, False)
+        to = out._replace(strides=(*out.strides[:-1], 0, out.strides[-1]))
+        if not self.build_product(inner, (dim,), to, a, b, False):  # A dimension of size 1.
+            products = self.slot(inner, False)
+            self.nest('mul', inner, products, [a, b])
+            self.fill(out, shape, 0.0)
+            self.reduce('sum', inner, to, products)
+        return out
 
     def compact_copy(self, ref: Ref, shape: tuple[int, ...]) -> Ref:
         """A copy of rows of an input that leaves out dimensions of stride 0."""
@@ -410,7 +434,35 @@ class Encoder:
                 return self.build_total(args[0], out._replace(strides=tuple(turned)))
             if op == 'sum':
                 return self.sum_over_edges(args[0], attrs, out.with_zero_strides(attrs))
+            if op == 'outer':
+                return self.sum_outer_products(args, out)
         return self.sum_over_edges(at, (), out)
+
+    def sum_outer_products(self, args: Sequence[int], out: Ref) -> None:
+        """Adds outer products of two values of every edge, summed over leading dimensions; `args`
+        are the factors of one after another."""
+        if len(args) > 2:
+            self.sum_outer_products(args[2:], out)
+        args = args[:2]
+        shapes = [self.program[arg].shape for arg in args]
+        lead = shapes[0][:-1]
+        inner, dims = (*lead, shapes[0][-1], shapes[1][-1]), tuple(range(len(lead)))
+        refs = []
+        for arg, shape in zip(args, shapes, strict=True):
+            ref = self.ref(arg)
+            if ref.edge is None:
+                ref = self.compact_copy(ref, shape)
+            elif ref.uniform:
+                ref = self.copy(ref, shape, per_edge=True)
+            refs.append(ref)
+        a = refs[0]._replace(strides=(*refs[0].strides, 0))
+        b = refs[1]._replace(strides=(*refs[1].strides[:-1], 0, refs[1].strides[-1]))
+        to = out._replace(strides=(*(0,) * len(lead), *out.strides), edge=0)
+        if not self.build_product(inner, dims, to, a, b, True):
+            products = self.slot(inner, False)
+            self.nest('mul', inner, products, [a, b])
+            self.reduce('sum', inner, to, products)
+        return None
 
     def sum_over_edges(self, at: int, dims: tuple[int, ...], out: Ref) -> None:
         """Adds the value of every edge, summed over `dims`."""
@@ -448,6 +500,7 @@ class Encoder:
                 op in lazy
                 or (op == 'mul' and used <= {'sum', 'view', 'permute', 'cast'})
                 or (op == 'sum' and not used)
+                or op == 'outer'
             )
             if at in by_value:
                 for kind, k in by_value[at]:

@@ -197,45 +197,6 @@ def _from_dst(p: Program, output: int) -> bool:
     return any(p[at].op == 'load' and p[at].attrs[0] == 'dst' for at in p.reachable([output]))
 
 
-def is_multiple(p: Plan, n: int) -> bool:
-    """Whether the message is a multiple of the softmax `n`, head by head. Then the sum over a
-    destination's edges of the softmax times its gradient equals the results times theirs."""
-    return all(
-        output.reduce in ('sum', 'mean') and _is_multiple(p.message, output.at, p.softmaxes[n])
-        for output in p.outputs
-    )  # fmt: skip
-
-
-def _is_multiple(message: Program, output: int, softmax: int) -> bool:
-    # By position: for each number of a value, which number of the softmax it is a multiple of.
-    multiples: dict[int, Tensor] = {}
-    for at in message.reachable([output]):
-        value = message[at]
-        args = [arg for arg in value.args if arg in multiples]
-        if at == softmax:
-            multiples[at] = torch.arange(math.prod(value.shape)).view(value.shape)
-        elif not args:
-            continue
-        elif value.op == 'view':
-            multiples[at] = multiples[args[0]].reshape(value.shape)
-        elif value.op == 'permute':
-            multiples[at] = multiples[args[0]].permute(value.attrs)
-        elif value.op in ('expand', 'cast', 'neg', 'mul') or (
-            value.op == 'div' and args[0] == value.args[0]
-        ):
-            if len(args) > 1:
-                return False
-            multiples[at] = multiples[args[0]].expand(value.shape)
-        else:
-            return False
-    if output not in multiples:
-        return False
-    heads = multiples[output].flatten()
-    count = math.prod(message[softmax].shape)
-    each = heads.numel() // count
-    return each > 0 and heads.equal(torch.arange(count).repeat_interleave(each))
-
-
 def example(shape: tuple[int, ...], dtype: str) -> Like:
     """Values of edges that a derivative is traced with."""
     return Like((EDGES[0], *shape), getattr(torch, dtype))

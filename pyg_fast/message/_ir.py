@@ -45,14 +45,14 @@ UNARY: dict[str, Callable[..., Tensor]] = {
     for name in (
         'neg', 'abs', 'exp', 'exp2', 'expm1', 'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt',
         'reciprocal', 'sin', 'cos', 'tanh', 'sigmoid', 'erf', 'sign', 'floor', 'ceil', 'relu',
-        'logical_not',
+        'logical_not', 'asin', 'acos', 'atan',
     )
 }  # fmt: skip
 BINARY: dict[str, Callable[..., Tensor]] = {
     name: getattr(torch, name)
     for name in (
         'add', 'sub', 'mul', 'div', 'pow', 'maximum', 'minimum', 'lt', 'le', 'gt', 'ge', 'eq',
-        'ne', 'logical_and', 'logical_or',
+        'ne', 'logical_and', 'logical_or', 'atan2',
     )
 }  # fmt: skip
 POINTWISE: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, 'where': torch.where}
@@ -60,7 +60,10 @@ BOOLEAN = {'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'logical_and', 'logical_or', 'log
 _NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1}
 # Their derivatives are not finite everywhere: a hoisted one must not see nodes without edges, whose
 # zero gradient would become NaN.
-RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 'div'}
+RISKY = {
+    'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 'div', 'asin', 'acos',
+    'atan2',
+}  # fmt: skip
 # Roles of loads with one row per destination that other passes compute. Of each softmax: the
 # largest score, the reciprocal of the sum of exponentials, and the sum of values times gradients.
 # Beside these: gradients of results, the edges that maxima chose, the first message of a variance.

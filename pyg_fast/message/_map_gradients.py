@@ -28,7 +28,8 @@ class _Map(NamedTuple):
 
 class MapGradients(NamedTuple):
     """The program of the gradients, and the position of the gradient by each input, or None. That
-    by a map's parameter is the `outer` product of two values of each edge, which a pass adds up."""
+    by the parameter of maps is the sum of `outer` products of two values of each edge, one for each
+    map, which a pass adds up."""
 
     program: Program
     of: tuple[int | None, ...]
@@ -41,8 +42,8 @@ def derive_maps(p: Plan) -> MapGradients:
     a map a result.
 
     Raises:
-        Refused: If a parameter of a map is read twice, or torch's derivative has an operation that
-            the program lacks.
+        Refused: If another operation reads a parameter of a map, or torch's derivative has an
+            operation that the program lacks.
     """
     message = p.message
     order = message.reachable([output.at for output in p.outputs])
@@ -54,26 +55,32 @@ def derive_maps(p: Plan) -> MapGradients:
         and message[at].attrs[1] not in weights
     }  # fmt: skip
     floats = [k for k, at in loads.items() if is_float(message[at].dtype)]
-    traced, positions = _trace_between(p, maps, loads, floats)
+    constants = [
+        at for at in order
+        if message[at].op == 'keep'
+        or (message[at].op == 'load' and message[at].attrs[0] in DST_ROLES)
+    ]  # fmt: skip
+    traced, positions = _trace_between(p, maps, loads, floats, constants)
     new = _Joined(message, traced, maps, positions[len(floats) :])
     of: list[int | None] = [None] * len(p.inputs)
     for k, at in zip(floats, positions, strict=False):
         of[k] = new.copy(at)
+    factors: dict[int, list[int]] = {}  # of outer products, by parameter
     for number, each in enumerate(maps):
         x, grad = new.forward(each.x), new.copy(positions[len(floats) + number])
-        pair = (grad, x) if each.transposed else (x, grad)
-        of[each.slot] = new.program.add(
-            'outer', pair, (), p.inputs[each.slot].shape, message[each.at].dtype, EDGE
-        )
+        factors.setdefault(each.slot, []).extend((grad, x) if each.transposed else (x, grad))
+    for slot, args in factors.items():
+        one = p.inputs[slot]
+        of[slot] = new.program.add('outer', args, (), one.shape, one.dtype, EDGE)
     return MapGradients(new.program, tuple(of))
 
 
 def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
     maps: list[_Map] = []
-    reads: dict[int, int] = {}  # how often a parameter is read
+    others: set[int] = set()  # what others than maps read
     for at in order:
-        for arg in message[at].args:
-            reads[arg] = reads.get(arg, 0) + 1
+        op, args, _, _, _ = message[at]
+        others.update(args[:1] if op == 'mm' else () if op == 'permute' else args)
     for at in order:
         if message[at].op != 'mm':
             continue
@@ -83,16 +90,18 @@ def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
             (base,) = message[weight].args
         if message[base].op != 'load' or message[base].attrs[0] != 'param':
             raise Refused('a matrix product by what is no parameter')
-        if reads[weight] > 1 or reads.get(base, 1) > 1:
-            raise Refused('a parameter that several maps read')
+        if weight in others or base in others:
+            raise Refused('a parameter that is read by more than maps')
         maps.append(_Map(at, x, weight, message[base].attrs[1], transposed))
     return maps
 
 
 def _trace_between(
-    p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int]
-) -> tuple[Program, list[int]]:
-    """The gradients by the inputs `floats`, then by the values of the maps."""
+    p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int],
+    constants: Sequence[int],
+) -> tuple[Program, list[int]]:  # fmt: skip
+    """The gradients by the inputs `floats`, then by the values of the maps. `constants` are factors
+    of dropouts and statistics of softmaxes."""
     message, cotangents = p.message, cotangents_of(p)
     program = Program()
     examples, positions = [], []
@@ -108,15 +117,19 @@ def _trace_between(
         add(at, *message[at].attrs)
     for number, each in enumerate(maps):
         add(each.at, _VALUE, number)
-    for role, k, at in cotangents:
+    for at in constants:
+        examples.append(example(message[at].shape, 'float32'))
+        positions.append(program.add(*message[at], dependence=EDGE))
+    dots = [('dot', n, at) for n, at in enumerate(p.softmaxes)]
+    for role, k, at in [*cotangents, *dots]:
         add(at, role, k)
     for number, each in enumerate(maps):
         add(each.x, _BACK, number)
     wanted = [*(loads[k] for k in floats), *(each.at for each in maps)]
-    leaves = [*loads.values(), *(each.at for each in maps)]
+    leaves = [*loads.values(), *(each.at for each in maps), *constants]
 
     def derive(*args: Tensor) -> list[Tensor]:
-        count = len(leaves) + len(cotangents)
+        count = len(leaves) + len(cotangents) + len(dots)
         return _derive_between(p, maps, dict(zip(leaves, args, strict=False)), wanted,
                                args[len(leaves) : count], args[count:])
 
@@ -128,13 +141,15 @@ def _derive_between(
     p: Plan, maps: Sequence[_Map], values: dict[int, Tensor], wanted: Sequence[int],
     given: Sequence[Tensor], backs: Sequence[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """The derivatives at `wanted`, for gradients `given` of results and `backs` of the inputs of
-    maps."""
+    """The derivatives at `wanted`, for what is `given`, gradients of results and the sum of each
+    softmax times its gradient, and gradients `backs` of the inputs of maps."""
     outputs = list(dict.fromkeys(output.at for output in p.outputs))
-    grads = sum_cotangents(cotangents_of(p), given, outputs)
+    cotangents = cotangents_of(p)
+    grads = sum_cotangents(cotangents, given[: len(cotangents)], outputs)
+    grads += [-dot for dot in given[len(cotangents) :]]
+    outputs += [*p.softmaxes, *(each.x for each in maps)]
     leaves, derivatives = differentiate(
-        p.message, values, wanted, [*outputs, *(each.x for each in maps)], [*grads, *backs],
-        torch.float32,
+        p.message, values, wanted, outputs, [*grads, *backs], torch.float32
     )
     return [
         leaf.new_zeros(leaf.shape) if grad is None else grad

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from ..sparse.graph import Graph
-from ._cpu import encode
+from ._cpu import check_maps, encode
 from ._cuda import Recipe, choose_tile, most_programs
-from ._gradients import Gradients, cotangents_of, derive_gradients, is_multiple
+from ._gradients import Gradients, cotangents_of, derive_gradients
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
 from ._map_gradients import MapGradients, derive_maps
 from ._plan import Plan, weighted_sum
 from ._prologue import AfterReductions, Prologue
+from ._softmax import is_multiple
 from ._tiles import TileSource, generate_tiles
 from ._triton import Out, generate
 
@@ -95,6 +96,13 @@ class Pass:
         """The Triton kernel over tiles of edges. Raises :class:`Refused`."""
         return generate_tiles(self.program, self.outs, precision)
 
+    def check_tiles(self, on_cuda: bool) -> None:
+        """Raises :class:`Refused` if tiles cannot compute the pass."""
+        if on_cuda:
+            self.tiles('float32')
+        else:
+            check_maps(self.program, self.outs, torch.float32)
+
     def fitting(self) -> 'list[Pass]':
         """The pass, or one for each result if their shapes do not fit together."""
         if len(self.outs) > 1:
@@ -135,7 +143,7 @@ class Pass:
     @_memoize
     def code(self, acc: torch.dtype, dtypes: frozenset[tuple[Load, torch.dtype]]) -> CpuCode:
         """The CPU code for inputs of `dtypes`. Raises :class:`Refused`."""
-        return encode(self, acc, dict(dtypes))
+        return encode(self.program, self.outs, self.row_role, acc, dict(dtypes))
 
 
 class GradientPass(NamedTuple):
@@ -167,7 +175,7 @@ class Passes:
         """:obj:`of` are the passes of the forward pass, if this plan is one of gradients alone."""
         self.plan = plan
         self._cache: dict[Hashable, object] = {}
-        prologue, tail = plan.prologue, plan.tail
+        prologue, message, tail = plan.prologue, plan.message, plan.tail
         self.wanted = [each.at for each in plan.inputs]
         if tail is not None:
             self.wanted += [at for at in (tail.weight, tail.bias) if at is not None]
@@ -185,7 +193,7 @@ class Passes:
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.loads = [(each.role, k) for k, each in enumerate(plan.inputs)]
         # For each softmax, whether the message is a multiple of it.
-        self.multiples = [is_multiple(plan, n) for n in range(len(plan.softmaxes))]
+        self.multiples = [is_multiple(message, plan.outputs, at) for at in plan.softmaxes]
         self.sums_locally = of is None  # whether the forward pass sums derivatives
         if of is not None:
             self.multiples = of.multiples
@@ -198,7 +206,6 @@ class Passes:
             self.saved_results = range(count)
         # The arguments of the captured function that get a gradient through each input of the
         # kernel: none if the results only compare it.
-        message = plan.message
         derived = {
             message[at].attrs[:2] for each in plan.outputs for at in message.leaves(each.at)
         }  # fmt: skip
@@ -336,15 +343,17 @@ class Passes:
         stored = tuple([
             Out(at, 'edge', self.plan.inputs[ks[0]].dtype) for at, ks in of_sources.items()
         ])
-        passes = []
-        if by_edge or stored:
-            pass_ = Pass(program, (*by_edge, *stored), 'dst', in_tiles=True)
-            passes.append(GradientPass(pass_, tuple(map(tuple, by_edge.values())), shared))
-        if totals:
-            pass_ = Pass(program, tuple(totals), 'dst', in_tiles=True)
-            passes.append(GradientPass(pass_, tuple(map(tuple, totals.values()))))
+        # The registers of a GPU do not hold the sums of parameters beside the others.
+        parts = [by_edge, totals] if self.plan.on_cuda else [by_edge | totals]
+        passes: list[GradientPass] = []
+        for part in parts:
+            rest = () if passes else stored
+            if part or rest:
+                pass_ = Pass(program, (*part, *rest), 'dst', in_tiles=True)
+                into = tuple(map(tuple, part.values()))
+                passes.append(GradientPass(pass_, into, () if passes else shared))
         for step in passes:
-            step.pass_.tiles('float32')
+            step.pass_.check_tiles(self.plan.on_cuda)
         sums, outs = Program(), []
         for load, (at, ks) in zip(shared, of_sources.items(), strict=True):
             dtype = self.plan.inputs[ks[0]].dtype

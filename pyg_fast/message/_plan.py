@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import torch
+
 from ._capture import CapturedMessage
+from ._cpu import check_maps
 from ._fold import fold_message, fold_score, maps_edge_features
 from ._ir import (
     DST,
@@ -19,6 +22,7 @@ from ._ir import (
     promote_dtypes,
 )
 from ._rows import Reduced, RowPart
+from ._softmax import is_multiple
 from ._tiles import check_tiles
 from ._triton import Out
 
@@ -83,6 +87,7 @@ class Plan(NamedTuple):
     in_blocks: bool = False
     rows: RowPart | None = None
     in_tiles: bool = False
+    on_cuda: bool = False
 
     def lookup(self, k: int) -> Value:
         """The operation that reads the rows of the table that is input `k`."""
@@ -130,13 +135,14 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
             body = split.message.pointwise('mul', body, body, dtype=wide)
         exact = tail is not None or reduce == 'var' or (reduce == 'mean' and 'var' in reduces)
         outputs.append(Output(body, reduce, wide if exact else dtype))
-    in_tiles = in_blocks and captured.on_cuda and acc == 'float32' and (
-        _fits_tiles(split.message, outputs)
+    in_tiles = in_blocks and _fits_tiles(
+        split.message, outputs, split.softmaxes, acc, captured.on_cuda
     )
     return Plan(
         program, tuple(split.inputs), split.message, tuple(reduces), acc, tuple(outputs), tail,
         captured.program[captured.reduced[0].at].dtype, captured.num_dropouts,
         tuple(split.softmaxes), in_blocks and not in_tiles, captured.rows, in_tiles,
+        captured.on_cuda,
     )  # fmt: skip
 
 
@@ -559,10 +565,24 @@ def _maps_computed_values(p: Program, outputs: list[int]) -> bool:
     )
 
 
-def _fits_tiles(message: Program, outputs: Sequence[Output]) -> bool:
+def _fits_tiles(
+    message: Program, outputs: Sequence[Output], softmaxes: Sequence[int], acc: str, on_cuda: bool
+) -> bool:
     """Whether a kernel over tiles of edges computes the outputs."""
+    multiples = (is_multiple(message, outputs, at) for at in softmaxes)
+    if (on_cuda and softmaxes) or not all(multiples):
+        return False
+    program, places = Program(), dict[int, int]()
+    outs = [
+        Out(program.graft(message, each.at, places), each.reduce, each.dtype) for each in outputs
+    ]
     try:
-        check_tiles(message, [Out(each.at, each.reduce, each.dtype) for each in outputs])
+        if not on_cuda:
+            check_maps(program, outs, getattr(torch, acc))
+        elif acc == 'float32':
+            check_tiles(program, outs)
+        else:
+            return False
     except Refused:
         return False
     return True
@@ -630,7 +650,8 @@ def describe(p: Plan) -> str:
     if p.in_blocks:
         lines.append('run: over blocks of edges, again in the backward pass')
     elif p.in_tiles:
-        lines.append('run: over tiles of edges, with matrix products on tensor cores')
+        units = ', with matrix products on tensor cores' if p.on_cuda else ' that stay in the cache'
+        lines.append(f'run: over tiles of edges{units}')
     elif weighted_sum(p) is not None:
         lines.append('run: as the product of a sparse matrix, as by spmm')
     if p.tail is not None and len(p.outputs) > 1:

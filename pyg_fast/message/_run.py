@@ -32,6 +32,8 @@ def run_pass(
     pass_: Pass, graph: Graph, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
 ) -> Results:
     """Runs a pass on blocks, on a GPU or on a CPU."""
+    if pass_.in_tiles and not graph.col.is_cuda:
+        return run_pass_cpu(pass_, graph, inputs, acc, seed)
     if pass_.in_tiles and _tiles_cuda.takes(graph):
         with on_device(graph.col.device):
             return _tiles_cuda.run_pass_tiles(pass_, graph, inputs)
@@ -192,7 +194,10 @@ def compute_gradients(
     cotangents = _load_cotangents(passes, graph, seed, values, kept, grads)
     out: list[Tensor | None] = [None] * len(inputs)
     if plan.in_blocks or (plan.in_tiles and not _has_tiles(backward, graph)):
-        out = _blocks.block_gradients(plan, graph, _with_seed(values, seed), needs, acc)
+        given = _with_seed(values, seed)
+        if plan.in_tiles:  # The forward pass drew factors in another way than blocks do.
+            given |= {('keep', at): x for at, x in _dropouts(passes, graph, seed).items()}
+        out = _blocks.block_gradients(plan, graph, given, needs, acc)
         backward = Backward((), (), False)
     for k, derivative in zip(backward.local, kept.local, strict=True):
         grad = cotangents[plan.outputs[0].at]
@@ -216,7 +221,7 @@ def compute_gradients(
 
 def _has_tiles(backward: Backward, graph: Graph) -> bool:
     """Whether tiles compute the gradients of a plan that they run."""
-    return bool(backward.passes) and _tiles_cuda.takes(graph)
+    return bool(backward.passes) and (not graph.col.is_cuda or _tiles_cuda.takes(graph))
 
 
 def _sum_by_row_of_table(plan: Plan, k: int, inputs: Inputs, grad: Tensor) -> Tensor:
@@ -360,15 +365,7 @@ def _differentiate_in_torch(
     chosen: tuple[Tensor | None, ...], needs: tuple[bool, ...], grads: tuple[Tensor, ...],
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients in torch operations, for another derivative, or several at once."""
-    message, create_graph = passes.plan.message, torch.is_grad_enabled()
-    keeps = {}
-    for at in message.reachable([output.at for output in passes.plan.outputs]):
-        if message[at].op == 'keep' and passes.plan.in_blocks:
-            assert seed is not None
-            edges = torch.arange(graph.num_edges, device=graph.col.device)
-            keeps[at] = _blocks.dropout_factors(message[at], edges, seed)
-        elif message[at].op == 'keep':
-            (keeps[at],), _ = run_pass(passes.dropout_pass(at), graph, {}, passes.acc, seed)
+    create_graph, keeps = torch.is_grad_enabled(), _dropouts(passes, graph, seed)
     # The forward pass has been cast already.
     with torch.enable_grad(), torch.autocast(graph.col.device.type, enabled=False):
         inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
@@ -378,6 +375,20 @@ def _differentiate_in_torch(
         outs, wanted, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True,
     ))  # fmt: skip
     return [next(grads_of) if needed else None for needed in needs]
+
+
+def _dropouts(passes: Passes, graph: Graph, seed: Tensor | None) -> dict[int, Tensor]:
+    """The factors of dropouts for all edges, as the forward pass drew them, by position in the
+    message."""
+    keeps, message = {}, passes.plan.message
+    for at in message.reachable([output.at for output in passes.plan.outputs]):
+        if message[at].op == 'keep' and passes.plan.in_blocks:
+            assert seed is not None
+            edges = torch.arange(graph.num_edges, device=graph.col.device)
+            keeps[at] = _blocks.dropout_factors(message[at], edges, seed)
+        elif message[at].op == 'keep':
+            (keeps[at],), _ = run_pass(passes.dropout_pass(at), graph, {}, passes.acc, seed)
+    return keeps
 
 
 def _run_in_torch(

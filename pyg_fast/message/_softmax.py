@@ -1,4 +1,11 @@
-"""Recognizes a softmax over the edges of each destination in the quotient that it is traced to."""
+"""Recognizes a softmax over the edges of each destination in the quotient that it is traced to, and
+sums of its multiples."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from ._ir import EDGE, Program, number
 
@@ -44,3 +51,42 @@ def _strip(program: Program, at: int, *others: str) -> int:
     while program[at].op in ('cast', *others):
         (at,) = program[at].args
     return at
+
+
+def is_multiple(message: Program, outputs: Sequence[tuple[int, str, str]], softmax: int) -> bool:
+    """Whether the outputs are sums or means of multiples of a softmax, head by head. Then the sum
+    over a destination's edges of the softmax times its gradient equals the results times theirs."""
+    return all(
+        reduce in ('sum', 'mean') and _is_multiple(message, at, softmax)
+        for at, reduce, _ in outputs
+    )  # fmt: skip
+
+
+def _is_multiple(message: Program, output: int, softmax: int) -> bool:
+    # By position: for each number of a value, which number of the softmax it is a multiple of.
+    multiples: dict[int, Tensor] = {}
+    for at in message.reachable([output]):
+        value = message[at]
+        args = [arg for arg in value.args if arg in multiples]
+        if at == softmax:
+            multiples[at] = torch.arange(math.prod(value.shape)).view(value.shape)
+        elif not args:
+            continue
+        elif value.op == 'view':
+            multiples[at] = multiples[args[0]].reshape(value.shape)
+        elif value.op == 'permute':
+            multiples[at] = multiples[args[0]].permute(value.attrs)
+        elif value.op in ('expand', 'cast', 'neg', 'mul') or (
+            value.op == 'div' and args[0] == value.args[0]
+        ):
+            if len(args) > 1:
+                return False
+            multiples[at] = multiples[args[0]].expand(value.shape)
+        else:
+            return False
+    if output not in multiples:
+        return False
+    heads = multiples[output].flatten()
+    count = math.prod(message[softmax].shape)
+    each = heads.numel() // count
+    return each > 0 and heads.equal(torch.arange(count).repeat_interleave(each))

@@ -496,29 +496,31 @@ class _Tiles:
         return f'tl.where(m_, {block.name}, 0.0)' + zeros * (block.width != width)
 
     def _add_outer(self, k: int, out: Out) -> None:
-        """The gradient of a matrix: the sum over edges of products of two values. Tensor cores
-        truncate what they add, so that each adds up the edges of one tile alone."""
+        """The gradient of a matrix: the sum over edges of outer products of two values. Tensor
+        cores truncate what they add, so that each adds up the edges of one tile alone."""
         _, args, _, shape, dtype = self.program[out.at]
         if out.kind != 'total':
             raise Refused('a product of two values of an edge')
-        (height, width), (left, right) = map(_block, shape), map(self.value, args)
-        a, b = self._of_edges(left, height), self._of_edges(right, width)
+        height, width = map(_block, shape)
         self.totals += height * width
         down = f'tl.arange(0, {height})[:, None]'
         columns, mask = self._columns(shape[1])
         place = f'(pid * {math.prod(shape)} + {down} * {shape[1]} + {columns})'
         mask = _all_of(f'({down} < {shape[0]})' * (height > shape[0]), mask)
         self.first.append(f's{k} = tl.zeros([{height}, {width}], tl.float32)')
-        if 1 in (height, width):
-            total = sum_text(f'({a}) * ({b})', 0)
-            if width == 1:  # The sums of a column lie in a row.
-                total = f'tl.trans({total})'
-            self.lines.append(f's{k} += {total}')
-        elif dtype not in _HALF and self.precision == 'float32':
-            parts = [f'tl.trans({name})' for name in self._split(a)] + self._split(b)
-            self.lines.append(f's{k} += product({", ".join(parts)})')
-        else:
-            self.lines.append(f's{k} += {self._dot(f"tl.trans({a})", b, dtype)}')
+        for left, right in zip(args[::2], args[1::2], strict=True):
+            a = self._of_edges(self.value(left), height)
+            b = self._of_edges(self.value(right), width)
+            if 1 in (height, width):
+                total = sum_text(f'({a}) * ({b})', 0)
+                if width == 1:  # The sums of a column lie in a row.
+                    total = f'tl.trans({total})'
+                self.lines.append(f's{k} += {total}')
+            elif dtype not in _HALF and self.precision == 'float32':
+                parts = [f'tl.trans({name})' for name in self._split(a)] + self._split(b)
+                self.lines.append(f's{k} += product({", ".join(parts)})')
+            else:
+                self.lines.append(f's{k} += {self._dot(f"tl.trans({a})", b, dtype)}')
         self.last.append(_store(f'out{k}', place, f's{k}', mask))
 
 

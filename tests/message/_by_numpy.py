@@ -154,6 +154,8 @@ TL = SimpleNamespace(
 )  # fmt: skip
 LIBDEVICE = SimpleNamespace(
     **{name: _elementwise(getattr(np, name)) for name in ('expm1', 'log1p', 'log10', 'tanh')},
+    **{name: _elementwise(getattr(np, name.replace('a', 'arc', 1)))
+       for name in ('asin', 'acos', 'atan', 'atan2')},
     pow=_elementwise(np.power), add_rn=None, sub_rn=_elementwise(np.subtract),
 )  # fmt: skip
 

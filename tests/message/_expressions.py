@@ -17,7 +17,8 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     lambda t: t.amax(-1, keepdim=True) + t, lambda t: t + 1,
     lambda t: t.view(t.size(0), 2, -1).transpose(1, 2).reshape(t.shape),
     lambda t: torch.cat([t[:, 2:], t[:, :2]], -1), lambda t: t[:, :1] * t,
-    lambda t: t.unflatten(-1, (2, -1)).softmax(1).flatten(1),
+    lambda t: t.unflatten(-1, (2, -1)).softmax(1).flatten(1), torch.atan,
+    lambda t: (t.sin() * 0.9).acos(), lambda t: (t.cos() * 0.9).asin(),
 ]  # fmt: skip
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add, torch.sub, torch.mul, lambda a, b: a / (b.abs() + 1), torch.maximum, torch.minimum,
@@ -25,7 +26,7 @@ BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: torch.where(a.isnan(), b, a), lambda a, b: torch.lerp(a, b, 0.3),
     lambda a, b: torch.cat([a, b], -1)[:, a.size(-1) // 2 : -(a.size(-1) // 2)],
     lambda a, b: torch.stack([a, b], 1).amax(1), lambda a, b: a.masked_fill(b > 0.5, 0.25),
-    lambda a, b: torch.addcmul(a, b, b, value=0.1),
+    lambda a, b: torch.addcmul(a, b, b, value=0.1), lambda a, b: torch.atan2(a, b.abs() + 0.1),
 ]  # fmt: skip
 
 

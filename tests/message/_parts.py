@@ -20,7 +20,7 @@ from pyg_fast.message import (
 __all__ = [
     'BINARY', 'EDGE', 'FORMS', 'SRC', 'UNARY', 'Form', 'Out', 'Pass', 'Passes', 'Pieces', 'Plan',
     'Program', 'Recipe', 'Schedule', 'Value', '_blocks', '_cuda', '_entry', '_passes', '_pieces',
-    '_region', '_run', '_tiles', '_tiles_cuda', 'combine_kernel', 'divide_rows', 'encode',
+    '_plan', '_region', '_run', '_tiles', '_tiles_cuda', 'combine_kernel', 'divide_rows',
     'is_float', 'jit_function', 'run_pass_cpu', 'statistics_blocks', 'statistics_kernel',
 ]  # fmt: skip
 
@@ -30,7 +30,7 @@ Program, Value, is_float = _ir.Program, _ir.Value, _ir.is_float
 Pass, Passes, Plan, Out = _passes.Pass, _passes.Passes, _plan.Plan, _triton.Out
 
 # What runs a pass on a CPU, and on a GPU.
-encode, run_pass_cpu = _cpu.encode, _cpu.run_pass_cpu
+run_pass_cpu = _cpu.run_pass_cpu
 Recipe, Schedule, jit_function = _cuda.Recipe, _cuda.Schedule, _cuda.jit_function
 
 # Long rows, and statistics of them.

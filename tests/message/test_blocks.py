@@ -20,15 +20,18 @@ import pyg_fast
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
 from tests._report import plan_of, runs_in_blocks, why_pygs
-from tests.message._parts import Value, _blocks, _entry
+from tests.message._parts import Value, _blocks, _entry, _plan
 from tests.nn import _layers
 from tests.nn._layers import D, E, F, N, arguments, assert_alike, graph, run
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(limits: Callable[..., None]) -> None:
-    """Of a few edges: the hub of the graph has more."""
+def small_blocks(limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few edges: the hub of the graph has more. No kernel takes what blocks can compute."""
     limits(edges_of_block_parts=5, bytes_of_message_blocks=2**13)
+    monkeypatch.setattr(_plan, '_fits_tiles', lambda *args: False)
+    monkeypatch.setattr(_entry, '_passes_for', _entry._passes_for.__wrapped__)
+    monkeypatch.setattr(_entry, '_stores', {})
 
 
 def mlp(num_in: int, num_out: int = 8, last: Module | None = None) -> Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import EdgeConv, MessagePassing, PointNetConv
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from tests._report import plan_of, runs_in_blocks
@@ -24,7 +24,8 @@ from tests.message._parts import _region, _tiles, divide_rows
 
 pytest.importorskip('triton')
 N, E = 50, 400
-KERNEL = 'over tiles of edges'
+CPU = torch.device('cpu')
+KERNEL, ON_CPU = 'over tiles of edges', 'over tiles of edges that stay in the cache'
 
 
 @contextmanager
@@ -75,18 +76,24 @@ def check(
     theirs.load_state_dict({name: x.double() for name, x in ours.state_dict().items()})
     expected = results(theirs, as_type(args, torch.float64, device))
     with on_tiles(device) as names:
-        found = results(ours, args)
+        all_found = [results(ours, args)]
     assert KERNEL in plan_of(ours), plan_of(ours)
     assert 'message_tiles' in names
     assert not runs_in_blocks(ours)
+    if device.type == 'cpu':  # Also by its own kernel.
+        ours = pyg_fast.accelerate(copy.deepcopy(layer).to(dtype))
+        all_found.append(results(ours, args))
+        assert ON_CPU in plan_of(ours), plan_of(ours)
+        assert not runs_in_blocks(ours)
     largest = max(float(each.abs().max()) for each in expected if each.numel())
     rounded = results(copy.deepcopy(layer).to(device, dtype), as_type(args, dtype, device))
-    for ours_, theirs_, pygs in zip(found, expected, rounded, strict=True):
-        assert ours_.dtype == dtype
-        # Where terms cancel, what is left of the largest numbers is rounding, in PyG, too.
-        allowed = 4 * (pygs.double() - theirs_).abs().max() + tolerance * theirs_.abs().max()
-        allowed += tolerance / 20 * largest
-        assert (ours_.double() - theirs_).abs().max() <= allowed
+    for found in all_found:
+        for ours_, theirs_, pygs in zip(found, expected, rounded, strict=True):
+            assert ours_.dtype == dtype
+            # Where terms cancel, what is left of the largest numbers is rounding, in PyG, too.
+            allowed = 4 * (pygs.double() - theirs_).abs().max() + tolerance * theirs_.abs().max()
+            allowed += tolerance / 20 * largest
+            assert (ours_.double() - theirs_).abs().max() <= allowed
 
 
 class Two(MessagePassing):
@@ -300,6 +307,53 @@ def test_rounds_to_tf32_if_torch_may(x: Tensor, device: torch.device) -> None:
         torch.set_float32_matmul_precision(before)
 
 
+class Dropped(MessagePassing):
+    """Values of edges that drop out before they are mapped."""
+
+    def __init__(self, aggr: str, reads_twice: bool) -> None:
+        super().__init__(aggr)
+        self.first, self.second = nn.Linear(16, 12), nn.Linear(12, 12)
+        self.reads_twice = reads_twice
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        hidden = F.dropout(self.first(torch.cat([x_i, x_j], -1)).tanh(), 0.25, self.training)
+        out = F.dropout(self.second(hidden).tanh(), 0.5, self.training)
+        return out * self.second.weight[0] if self.reads_twice else out
+
+
+class Attention(MessagePassing):
+    """Scores by an MLP of each edge."""
+
+    def __init__(self, aggr: str, heads: int) -> None:
+        super().__init__(aggr)
+        self.first, self.score = nn.Linear(18, 12), nn.Linear(12, heads)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(
+        self, x_i: Tensor, x_j: Tensor, e: Tensor, index: Tensor, ptr: OptTensor, size_i: int
+    ) -> Tensor:
+        hidden = self.first(torch.cat([x_i, x_j, e], -1)).tanh()
+        alpha = softmax(self.score(hidden), index, ptr, size_i)
+        return (alpha.unsqueeze(-1) * x_j.unflatten(-1, (alpha.size(-1), -1))).flatten(1)
+
+
+@pytest.mark.parametrize('heads', [1, 4])
+@pytest.mark.parametrize('aggr', ['add', 'mean'])
+def test_attention_on_a_cpu(aggr: str, heads: int) -> None:
+    torch.manual_seed(1)
+    layer = Attention(aggr, heads).double()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    args = as_type([torch.randn(N, 8), edges(), torch.randn(E, 2)], torch.float64, CPU)
+    for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert ON_CPU in plan_of(ours)
+
+
 def _dropout() -> nn.Module:
     return EdgeConv(nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 8),
                                   nn.ReLU()), 'add')  # fmt: skip
@@ -315,6 +369,35 @@ def test_what_runs_in_blocks(make: Callable[[], nn.Module], x: Tensor) -> None:
     with by_numpy(divide_rows):
         layer(x.to(next(layer.parameters()).dtype), edges())
     assert 'runs over blocks of' in plan_of(layer)  # They are few: PyG's code ran.
+
+
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+@pytest.mark.parametrize('reads_twice', [False, True])
+def test_dropout(aggr: str, reads_twice: bool) -> None:
+    """The backward pass, and that of torch operations, drop what the forward pass dropped. Where
+    something else reads a weight, blocks compute the gradients."""
+    torch.manual_seed(1)
+    conv = Dropped(aggr, reads_twice).double()
+    ours = pyg_fast.accelerate(copy.deepcopy(conv))
+    x = torch.randn(N, 8, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *ours.parameters()]
+
+    def call(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return ours(x, edges())
+
+    out = call(x)
+    assert ON_CPU in plan_of(ours)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    grads = torch.autograd.grad(out, wanted, weight, retain_graph=True)
+    again = torch.autograd.grad(out, wanted, weight, create_graph=True)
+    torch.testing.assert_close(again, grads)
+    direction = torch.randn_like(x) * 1e-6
+    with torch.no_grad():
+        change = ((call(x + direction) - call(x - direction)) * weight).sum() / 2
+    torch.testing.assert_close((grads[0] * direction).sum(), change, rtol=1e-5, atol=1e-12)
+    assert not torch.equal(ours(x, edges()), out)
+    torch.testing.assert_close(ours.eval()(x, edges()), conv.eval()(x, edges()))
 
 
 @pytest.mark.parametrize('aggr', ['add', 'max'])
@@ -367,7 +450,7 @@ HOSTILE = {
     'infinite in padded columns': lambda own, h, f, x_j: (f.abs() + 1).log() * f,
 }
 
-ON_TILES = 'a residual sum', 'infinite in padded columns'
+ON_TILES = 'a weight read twice', 'a residual sum', 'infinite in padded columns'
 
 
 @pytest.mark.parametrize('name', HOSTILE)

@@ -48,6 +48,17 @@ class Residual(MessagePassing):
         return x_j + softmax((x_i * x_j).sum(-1, keepdim=True), index, None, size_i) * x_j
 
 
+class Angles(MessagePassing):
+    """Functions that a library of the GPU has."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        bounded = torch.tanh(x_i + x_j) * 0.9
+        return torch.atan2(x_i, x_j) + bounded.acos() * bounded.asin() + torch.atan(x_j)
+
+
 LAYERS = {
     'ResGated': lambda: pyg.ResGatedGraphConv(64, 64),
     'GINE': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=16),
@@ -64,6 +75,7 @@ LAYERS = {
     ),
     'Drops': Drops,
     'Residual': Residual,
+    'Angles': Angles,
 }
 
 

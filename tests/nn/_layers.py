@@ -208,9 +208,10 @@ def use_pyg_lib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # The layers ---------------------------------------------------------------------------------------
 KERNEL, BLOCKS = 'message as one kernel', 'message over blocks of edges'
+TILES = 'message as one kernel over tiles of edges'
 GCN, SAGE, GIN = 'FusedGCNConv', 'FusedSAGEConv', 'FusedGINConv'
 GAT, GATV2 = 'FusedGATConv', 'FusedGATv2Conv'
-OURS = (KERNEL, BLOCKS, GCN, SAGE, GIN, GAT, GATV2)
+OURS = (KERNEL, TILES, BLOCKS, GCN, SAGE, GIN, GAT, GATV2)
 
 
 class Case(NamedTuple):
@@ -271,7 +272,7 @@ CASES = [
     Case('EdgeConv', "nn=MLP, aggr='sum'", lambda: pyg.EdgeConv(mlp(2 * F, 8), 'sum')),
     Case('EdgeConv', "nn=MLP, aggr='mean'", lambda: pyg.EdgeConv(mlp(2 * F, 8), 'mean')),
     Case('EdgeConv', "nn=Linear, aggr='max'", lambda: pyg.EdgeConv(Linear(2 * F, F))),
-    Case('EdgeConv', "nn=MLP, aggr='max'", lambda: pyg.EdgeConv(mlp(2 * F, F)), BLOCKS),
+    Case('EdgeConv', "nn=MLP, aggr='max'", lambda: pyg.EdgeConv(mlp(2 * F, F)), TILES),
     Case('FAConv', '', lambda: pyg.FAConv(F), args='x x_0 edges'),
     Case('FastRGCNConv', '', lambda: pyg.FastRGCNConv(F, 8, 3), 'aten.scatter.value has no kernel',
          args='x edges relation'),
@@ -310,7 +311,7 @@ CASES = [
     Case('GraphConv', 'several feature matrices', lambda: pyg.GraphConv(F, 8), args='batch edges'),
     Case('GravNetConv', '', lambda: pyg.GravNetConv(F, 8, 3, 4, 5), args='x'),
     Case('HANConv', '', lambda: pyg.HANConv(F, 8, METADATA), args='xs relations'),
-    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), BLOCKS,
+    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), TILES,
          'x edges kind relation attr'),
     Case('HGTConv', '', lambda: pyg.HGTConv(F, 8, METADATA), args='xs relations'),
     Case('HypergraphConv', '', lambda: pyg.HypergraphConv(F, 8), args='x hyperedges'),
@@ -323,20 +324,20 @@ CASES = [
          why='message mixes edges: it takes every fourth'),
     Case('MixHopConv', '', lambda: pyg.MixHopConv(F, 8)),
     Case('NNConv', 'nn=Linear', lambda: pyg.NNConv(F, 8, Linear(D, F * 8)), args=EDGES),
-    Case('NNConv', 'nn=MLP', lambda: pyg.NNConv(F, 8, mlp(D, F * 8)), BLOCKS, EDGES),
+    Case('NNConv', 'nn=MLP', lambda: pyg.NNConv(F, 8, mlp(D, F * 8)), TILES, EDGES),
     Case('PANConv', '', lambda: pyg.PANConv(F, 8, 2), 'a sparse matrix', dtype=torch.float32),
     Case('PDNConv', '', lambda: pyg.PDNConv(F, 8, D, 8), args=EDGES),
     Case('PNAConv', '4 aggregations, 3 scalers, 2 towers', pna),
-    Case('PPFConv', 'local_nn=Linear', lambda: pyg.PPFConv(Linear(F + 4, 8)), 'prims.atan2',
-         'x pos normal edges', why='angles have no kernel'),
+    Case('PPFConv', 'local_nn=Linear', lambda: pyg.PPFConv(Linear(F + 4, 8)),
+         args='x pos normal edges'),
     Case('PointGNNConv', 'mlp_f=Linear',
          lambda: pyg.PointGNNConv(mlp(F, 3), Linear(F + 3, 8), Linear(8, F)), args='x pos edges'),
     Case('PointGNNConv', 'mlp_f=MLP',
-         lambda: pyg.PointGNNConv(mlp(F, 3), mlp(F + 3, 8), Linear(8, F)), BLOCKS, 'x pos edges'),
+         lambda: pyg.PointGNNConv(mlp(F, 3), mlp(F + 3, 8), Linear(8, F)), TILES, 'x pos edges'),
     Case('PointNetConv', '', lambda: pyg.PointNetConv(), args='x pos edges'),
     Case('PointNetConv', 'local_nn=Linear', lambda: pyg.PointNetConv(Linear(F + 3, 8)),
          args='x pos edges'),
-    Case('PointNetConv', 'local_nn=MLP', lambda: pyg.PointNetConv(mlp(F + 3, 8)), BLOCKS,
+    Case('PointNetConv', 'local_nn=MLP', lambda: pyg.PointNetConv(mlp(F + 3, 8)), TILES,
          'x pos edges'),
     Case('PointTransformerConv', '', lambda: pyg.PointTransformerConv(F, 8),
          args='x pos edges'),

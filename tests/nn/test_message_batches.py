@@ -116,7 +116,7 @@ def check(conv: Layer, num_parts: int, num_nodes: int, *more: int) -> str:
 
 
 @pytest.mark.parametrize('aggr', ['sum', 'max', 'mean'])
-@pytest.mark.parametrize('cls', [Map, Matrices, Score, Heads, Chunks, Norm, AcrossBatch])
+@pytest.mark.parametrize('cls', [Map, Sunk, Matrices, Score, Heads, Chunks, Norm, AcrossBatch])
 def test_taken(cls: type[Layer], aggr: str) -> None:
     for sizes in ((3, 50), (1, 50), (50, 50), (2, E)):
         assert check(cls(-2, aggr), *sizes) == ''
@@ -125,11 +125,6 @@ def test_taken(cls: type[Layer], aggr: str) -> None:
 @pytest.mark.parametrize('cls', [Map, Matrices, Score])
 def test_four_dimensions(cls: type[Layer]) -> None:
     assert check(cls(-3, 'sum'), 3, 50, 2) == ''
-
-
-def test_map_of_computed_values() -> None:
-    """It runs over blocks of edges."""
-    assert 'runs over blocks' in check(Sunk(-2, 'sum'), 3, 50)
 
 
 @pytest.mark.parametrize('cls', [MixesEdges, Merges, Shifts, Joins])
