@@ -269,6 +269,8 @@ def test_what_is_replaced_is_recorded_anew(graphs: list[Data], device: torch.dev
         losses += list(run())
         model.last.weight.data = model.last.weight.detach() * 2
         losses += list(run())
+        model.bond_norm = nn.BatchNorm1d(4, affine=False).double().to(device)
+        losses += list(run())
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.param_groups[0]['momentum'] = 0.25
         results.append([*losses, *run()])
@@ -400,11 +402,11 @@ def test_a_loss_of_nodes_uses_the_mask(graphs: list[Data], device: torch.device)
     class Weighted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(()))
+            self.weight, self.norm = nn.Parameter(torch.ones(())), nn.BatchNorm1d(4)
 
         def forward(self, out: tuple[Tensor, dict[str, Tensor]], batch: Batch) -> Tensor:
             nodes, others = out
-            error = (nodes - batch.x).square().mean(1)
+            error = (self.norm(nodes) - batch.x).square().mean(1)
             error = (error * batch.node_mask).sum() / batch.node_mask.sum()
             return self.weight.square() * (error + others['pooled'].square().mean())
 
@@ -459,7 +461,7 @@ def test_batch_norm_of_real_rows(
     for training in (True, True, False):
         norm.train(training), twin.train(training)
         out = norm(a)
-        with masked({'norm': twin}, Masks(others, Level(~mask, mask.sum()), others)):
+        with masked({twin: 'norm'}, Masks(others, Level(~mask, mask.sum()), others)):
             assert isinstance(twin, cls)
             ours = twin(b)
         assert ours.dtype == out.dtype

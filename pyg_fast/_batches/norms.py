@@ -101,13 +101,13 @@ def _masked(cls: type[_BatchNorm]) -> type[_BatchNorm]:
     return type(cls.__name__, (cls, _Masked), {'__module__': cls.__module__})
 
 
-def list_norms(*modules: object) -> dict[str, _BatchNorm]:
-    """The batch norms among modules, by their paths.
+def list_norms(*modules: object) -> dict[_BatchNorm, str]:
+    """The batch norms in modules, with their paths.
 
     Raises:
         ValueError: If there are norms without a twin.
     """
-    found: dict[str, _BatchNorm] = {}
+    found: dict[_BatchNorm, str] = {}
     for module in modules:
         if not isinstance(module, Module):
             continue
@@ -119,21 +119,21 @@ def list_norms(*modules: object) -> dict[str, _BatchNorm]:
                     'or train with plain batches'
                 )
             if isinstance(each, _BatchNorm):
-                found[path] = each
+                found.setdefault(each, path)
     return found
 
 
 @contextmanager
-def masked(norms: dict[str, _BatchNorm], masks: Masks) -> Iterator[None]:
+def masked(norms: dict[_BatchNorm, str], masks: Masks) -> Iterator[None]:
     """Batch norms are those of a padded batch, while the context lasts."""
-    classes = {path: type(norm) for path, norm in norms.items()}
+    classes = {norm: type(norm) for norm in norms}
     try:
-        for path, norm in norms.items():
+        for norm, path in norms.items():
             norm.__dict__.update(_masks=masks, _path=path, _seen=set())
-            norm.__class__ = _masked(classes[path])  # type: ignore[arg-type]
+            norm.__class__ = _masked(classes[norm])  # type: ignore[arg-type]
         yield
     finally:
-        for path, norm in norms.items():
-            norm.__class__ = classes[path]
+        for norm, cls in classes.items():
+            norm.__class__ = cls
             for name in ('_masks', '_path', '_seen'):
                 norm.__dict__.pop(name, None)

@@ -77,8 +77,6 @@ class Runs:
         self.model, self.loader, self._state = model, loader, state
         self._collated, self._device = loader._collated, loader._collated.device
         self._check_device()
-        self._norms = list_norms(*state.roots)
-        self._norm_levels = {0, 1, 2}
         self._recorder: Recorder = recorder_of(self._device)
         self._forward, self._checks = forward or _call, check
         self._compiled = _compile(self._forward) if compile else None
@@ -89,6 +87,8 @@ class Runs:
 
     def reset(self) -> None:
         """Drops what is recorded; the next batches record it anew."""
+        self._norms = list_norms(*self._state.roots)
+        self._norm_levels = {0, 1, 2}  # those that they normalize
         self._slots: dict[Rows, Slot] = {}
         self._fingerprint: tuple[object, ...] = ()
 
@@ -191,7 +191,7 @@ class Runs:
             with self._masked(view, True):
                 view = _doubled(view) if is_exact else view
                 result = self._result(view, True)
-                levels.update(*(norm.__dict__['_seen'] for norm in self._norms.values()))
+                levels.update(*(norm.__dict__['_seen'] for norm in self._norms))
             return result
 
         try:
