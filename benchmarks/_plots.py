@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md: plain, and the same bytes for the same data and matplotlib."""
+"""The plots of docs/performance: plain, and the same bytes for the same data and matplotlib."""
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -181,6 +181,43 @@ def loading(samplers: Mapping[str, str], variants: Mapping[str, str]) -> Drawing
         _numbers(axes[0].yaxis)
         return figure
     return draw
+
+
+def ratios(rows: Sequence[Sequence[Any]]) -> Any:
+    """The least, mean and greatest ratio of each work, on a logarithmic axis."""
+    figure, (axes,) = _axes(1, 7.2, 1.1 + 0.32 * len(rows))
+    for at, (_, least, mean, most) in enumerate(rows):
+        axes.plot([least, most], [at, at], color=COLORS[5], linewidth=5, solid_capstyle='butt',
+                  label='worst to best row' if at == 0 else None)
+        axes.plot([mean], [at], color=COLORS[0], marker='o', linestyle='',
+                  label='geometric mean' if at == 0 else None)
+    axes.axvline(1, color='black', linewidth=0.8)
+    axes.set(xscale='log', xlabel='time of the best rival over ours', ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.grid(visible=False, axis='y')
+    _numbers(axes.xaxis)
+    _legend(figure, axes)
+    return figure
+
+
+def workloads(groups: Sequence[Sequence[Any]]) -> Any:
+    """Times of PyG, compiled PyG and ours over PyG's, a group of bars for each kind of work."""
+    figure, (axes,) = _axes(1, 7.6, 3.2)
+
+    def share(cell: Cell, names: Sequence[str]) -> float | None:
+        time, whole = _fastest(cell, names), _fastest(cell, ['PyG'])
+        return time / whole if time is not None and whole else None
+
+    def compiled(cell: Cell) -> list[str]:
+        return [name for name in cell.results if name.startswith('PyG, torch.compile')]
+
+    _grouped(axes, [label for label, _, _ in groups], {
+        'PyG': [share(cell, ['PyG']) for _, cell, _ in groups],
+        'PyG, torch.compile': [share(cell, compiled(cell)) for _, cell, _ in groups],
+        'pyg_fast': [share(cell, [ours]) for _, cell, ours in groups]})
+    axes.set(ylabel="time of a step, PyG's is 1")
+    _legend(figure, axes)
+    return figure
 
 
 # Rooflines: rows are [section, graph, width, kernel, result] -------------------------------------

@@ -10,6 +10,7 @@ from . import _harness
 from ._harness import Cell, Result, Section, Versus
 
 sys.path.append(str(_harness.ROOT / 'docs' / '_ext'))
+from result_tables import cells as cells
 from result_tables import table_of
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
@@ -147,14 +148,35 @@ class Timed:
         cells = [row.cell for row in rows]
         return Section(self.title, columns, versus, self.width, cells=cells, called=self.called)
 
+    def against(self, rows: Sequence[Row]) -> Versus:
+        """The comparison of ours with the best rival of each row."""
+        return self.as_section(rows).versus[0]
+
+    def best(self, versus: Versus, cell: Cell) -> str:
+        """The time and the name of the best rival, or why none has a time."""
+        best = versus.best(cell)
+        if best is not None:
+            return f'{cell.results[best[0]].text()} ({self.name(best[0])})'
+        failed = [cell.results[name].text() for name in versus.rivals if name in cell.results]
+        return ', '.join(dict.fromkeys(failed)) or '–'
+
     def markdown(self, runs: Sequence[Run]) -> list[str]:
+        """The ratio and the best rival of each row; the other rivals stand in the records."""
         lines: list[str] = []
         for device, rows in self.rows(runs).items():
-            section = self.as_section(rows)
-            head = ['graph', self.width, *section.used(), 'best rival', 'ratio']
+            section, versus = self.as_section(rows), self.against(rows)
+            also = [name for name in self.also if any(name in row.cell.results for row in rows)]
+            head = ['graph', 'ratio', self.width, self.name(self.ours), 'best rival',
+                    *map(self.name, also)]
+            table = []
+            for cell in (row.cell for row in rows):
+                ratio = versus.ratio(cell)
+                table.append([
+                    cell.graph, f'{ratio:.2f}' if ratio else '–', f'{cell.width:,}',
+                    time_of(cell, self.ours), self.best(versus, cell),
+                    *(time_of(cell, name) for name in also)])
             of = [row.run for row in rows]
-            lines += [f'On {device}:', '', *with_letters(
-                head, [section.row(row.cell) for row in rows], of), '']
+            lines += [f'On {device}:', '', *with_letters(head, table, of), '']
             for summary in section.summary():
                 worst = summary['worst']
                 lines += [
@@ -163,7 +185,11 @@ class Timed:
                     f"{worst['ratio']:.2f} times ({worst['graph']}, {worst['width']:,})."
                 ] if summary['cells'] > 1 else []
             lines += [*sources(of), '']
-        return [f'### {self.title}', '', *lines] if lines else []
+        return [f'## {self.title}', '', *lines] if lines else []
+
+
+def time_of(cell: Cell, name: str) -> str:
+    return cell.results[name].text() if name in cell.results else '–'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,4 +217,4 @@ class Cited:
             of = [run for _, run in pairs]
             lines += [f'On {device}:', '', *with_letters(
                 head, [row for row, _ in pairs], of), '', *sources(of), '']
-        return [f'### {self.title}', '', *lines] if lines else []
+        return [f'## {self.title}', '', *lines] if lines else []

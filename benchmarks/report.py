@@ -1,4 +1,6 @@
-"""The page docs/performance.md, its plots and README's table, from the runs in benchmarks/results.
+"""The manual's pages of performance, their plots and README's table, from benchmarks/results.
+
+docs/performance.md has a chart and a table for each device; docs/performance/ has the details.
 
 python -m benchmarks report             writes them
 python -m benchmarks report --check     exits with 1 if they differ from the runs
@@ -12,13 +14,14 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import (
     _harness,
     _plots,
+    compiled,
     gat,
     hubs,
     layers,
@@ -30,13 +33,15 @@ from . import (
     spmm,
 )
 from ._harness import Cell, slug
-from ._runs import Cited, Run, Timed, Unsupported, read_runs, result_of, sources
+from ._runs import Cited, Row, Run, Timed, Unsupported, cells, read_runs, result_of, sources
 from .roofline import gigabytes
 
 RESULTS = _harness.ROOT / 'benchmarks' / 'results'
-PAGE, PLOTS, README = 'docs/performance.md', 'docs/performance', 'README.md'
+PAGE, FOLDER, README = 'docs/performance.md', 'docs/performance', 'README.md'
 BEGIN, END = '<!-- begin: python -m benchmarks.report -->', '<!-- end -->'
 PAPERS = 'papers-'
+MOST = 10  # rows of a table of the page
+WIDEST = 88  # characters of a line of a table, above which it is divided
 _FIGURE = re.compile(
     r'(?<![\w.])\d[\d.,]*(?:st|nd|rd|th)?\s?(?:ms|µs|seconds?|times|x|[GM]B|GB/s|%|points?)(?!\w)'
     r'|\ba \d+(?:st|nd|rd|th)\b')
@@ -132,6 +137,12 @@ PUBLISHED = [
 HUBS = [
     Timed(title, 'hubs', title, layers.PLAIN, [layers.PYG], [layers.PREPARED], 'h')
     for title in (hubs.ROWS, hubs.BATCHES, hubs.TYPED)]
+MESSAGES = Timed(
+    'A training step of layers with a message of their own', 'message', 'step', layers.PREPARED,
+    [layers.PYG], [layers.PLAIN], 'channels')
+COMPILED = [
+    Timed(title, 'compiled', title, layers.PLAIN, compiled.RIVALS, width='channels')
+    for size in compiled.SIZES for title in [f'A compiled training step, {size}']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +182,7 @@ _BIG = ('reddit-like', 'products-like', 'arxiv-like')
 SYSTEMS = (
     System(
         'Aggregation',
-        'Exact layers, on prepared and on plain graphs; [which one to take](start/choose.rst).',
+        'Exact layers, on prepared and on plain graphs; [which one to take](../start/choose.rst).',
         (LAYERS, SUMS, GCN_LAYER, PREPARING, FRESH, REORDERED),
         (Plot('sums', 'Time of a weighted sum over the number of features, ours beside cuSPARSE',
               [SUMS], _BIG, _plots.over('features', {
@@ -179,10 +190,10 @@ SYSTEMS = (
                   'cuSPARSE preprocessed': spmm.PREPROCESSED}, log=True)),),
         (*(
             Headline(layer, LAYERS, f'{graph}: {layer}', 64)
-            for graph in ('arxiv-like', 'reddit-like')
-            for layer in ('GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads', 'GATv2 8 heads')),
-         Headline('weighted sums only, forward', SUMS, 'reddit-like', 64),
-         Headline('weighted sums only, forward', SUMS, 'Computers', 64))),
+            for graph, layer in (
+                ('arxiv-like', 'GCN'), ('arxiv-like', 'SAGE mean'), ('arxiv-like', 'GIN'),
+                ('reddit-like', 'GCN'), ('reddit-like', 'GAT 8 heads'))),
+         Headline('weighted sums alone, forward', SUMS, 'Computers', 64))),
     System(
         'Layers that people publish',
         'Layers in the manner of published code, under `pyg_fast.accelerate`, on a plain '
@@ -190,8 +201,14 @@ SYSTEMS = (
     System(
         'Hubs', 'One node receives h of the edges, and another sends as many.', HUBS),
     System(
-        'MaxK-GNN', 'MaxK replaces ReLU, so it changes the model: it is not an exact speed-up: '
-        '[MaxK-GNN](systems/maxk.rst).',
+        'Layers of your own', 'The message of each layer as one generated kernel: '
+        '[Write your own layer](../systems/messages.rst).', [MESSAGES]),
+    System(
+        'Compiled models', '`pyg_fast.compile` beside `torch.compile`, on a plain `edge_index`: '
+        '[Compile, export and CUDA graphs](../systems/compile.rst).', COMPILED),
+    System(
+        'MaxK-GNN', 'MaxK replaces ReLU, so it changes the model: '
+        '[when it pays](../systems/maxk.rst).',
         (MAXK, MAXK_GRADIENT, MAXK_STEP,
          Cited('Test accuracy beside ReLU', 'accuracy', 'Test accuracy, %'),
          Cited('Times of an epoch, ms', 'accuracy', 'Time per epoch, ms')),
@@ -203,7 +220,7 @@ SYSTEMS = (
                   ('aggregation', 'gradient'))),),
         (Headline('three SAGE layers, MaxK, k = 32', MAXK_STEP, 'reddit-like', 32),)),
     System(
-        'Attention', 'GAT and GATv2 with the results of PyG: [Attention](systems/attention.rst).',
+        'Attention', 'GAT and GATv2: [Fused attention](../systems/attention.rst).',
         (GAT_LAYER, GATV2_LAYER, GAT_FORWARD, GAT_BACKWARD, GAT_CORA),
         (Plot('attention', 'Times of layers with attention, forward and backward, ours beside '
               "PyG's", [GAT_LAYER, GATV2_LAYER], ('arxiv-like', 'reddit-like'), _plots.bars(
@@ -213,7 +230,7 @@ SYSTEMS = (
     System(
         'Sampled aggregation',
         'It reads some of the edges, which costs accuracy: '
-        '[Sampled aggregation](systems/sampled.rst).',
+        '[Sampled aggregation](../systems/sampled.rst).',
         (SAMPLED, SAMPLED_MODEL,
          Cited('The least S of GCN that loses at most one point', 'sampled-accuracy',
                'GCN: S that loses at most 1 point', ['quantize']),
@@ -228,7 +245,7 @@ SYSTEMS = (
     System(
         'Execution paths',
         'The same losses and gradients for less, where few nodes train: '
-        '[Execution paths](systems/paths.rst).',
+        '[Execution paths](../systems/paths.rst).',
         (PATH, PATH_STEP, PATH_EAGER),
         (Plot('paths', 'Time of a training step by share of training nodes, beside that with all '
               'nodes active', [PATH_STEP], (), _plots.shares(
@@ -237,7 +254,7 @@ SYSTEMS = (
                         'and the input cached': paths.CACHED})),),
         (Headline('GCN on execution paths, 10% train', PATH_STEP, 'products-like, 10%', 128),)),
     System(
-        'Mini-batches', 'Sampling, loading, training: [Mini-batches](systems/mini_batches.rst).',
+        'Mini-batches', 'Sampling, loading, training: [Mini-batches](../systems/mini_batches.rst).',
         (SAMPLING, LOADING, EPOCH, HOST, ABLATION, BLOCKS,
          Cited('Waiting for data', 'loader', 'Waiting for data, batch 8,000, ms per batch'),
          Cited('One epoch on one or more GPUs, ms', 'loader', 'One epoch, ms'),
@@ -277,7 +294,7 @@ def roofline(runs: Sequence[Run], plots: 'Plots') -> list[str]:
             if 'num_bytes' in result:
                 ceilings.setdefault((title, graph, width), {})[name] = (
                     result['num_bytes'] / result['min_ms'] * 1e3)
-        lines += [f'### {device}', '']
+        lines += [f'## {device}', '']
         for stem, alt, draw in (
             ('reached', 'Share of the least time that memory and caches allow, by kernel',
              _plots.reached),
@@ -292,23 +309,18 @@ def roofline(runs: Sequence[Run], plots: 'Plots') -> list[str]:
              for best in [max(rates, key=rates.__getitem__)]]), '', *sources([run]), '']
         if kernels:
             lines += ['Kernels:', '', *_harness.table(
-                ['kernel', 'table', 'graph', 'width', 'ms', 'must move, GB/s', 'gathers, GB/s',
-                 'of random rows', 'limit', 'of the limit'],
-                [[name, title, graph, f'{width:,}', result_of(result).text(),
-                  gigabytes(result['must_move'] / result['median_ms'] * 1e3),
-                  *((gigabytes(result['gathered'] / result['median_ms'] * 1e3),
-                     f"{result['of_random_rows']:.0%}") if result['gather_ceiling'] else
-                    ('–', '–')),
-                  result['limit'], f"{result['share']:.0%}"]
+                ['kernel', 'of the limit', 'limit', 'section', 'graph', 'width', 'ms'],
+                [[name, f"{result['share']:.0%}", result['limit'], title, graph, f'{width:,}',
+                  result_of(result).text()]
                  for title, graph, width, name, result in kernels]), '', *sources([run]), '']
-    return ['## Rooflines', '', ROOFLINE, '', *lines] if lines else []
+    return [ROOFLINE, '', *lines] if lines else []
 
 
 # Papers -----------------------------------------------------------------------------------------
 
-def papers(runs: Sequence[Run]) -> list[str]:
-    """A chapter for each paper: of each table or figure the newest rerun on each device."""
-    lines: list[str] = []
+def papers(runs: Sequence[Run]) -> dict[str, tuple[str, list[str]]]:
+    """Title and lines of each paper: of each table or figure the newest rerun on each device."""
+    chapters: dict[str, tuple[str, list[str]]] = {}
     benches = sorted({run.bench for run in runs if run.bench.startswith(PAPERS)})
     for bench in benches:
         found: dict[tuple[str, str], Run] = {}
@@ -318,15 +330,16 @@ def papers(runs: Sequence[Run]) -> list[str]:
         newest = next(run for run in runs if run.bench == bench)
         title, _, about = newest.data['notes'][0].partition(' (')
         where, _, about = about.partition('). ')
-        lines += [f'## {title}', '', f'{where}. {about}' if about else where, '']
+        lines = [f'{where}. {about}' if about else where, '']
         lines += [line for line in newest.data['notes'][1:] if line] + ['']
         for (section, device), run in sorted(found.items(), key=lambda item: (
                 _numbered(item[0][0]), item[0][1].startswith('CPU'), item[0][1])):
             if text := _harness.sections_of(run.markdown).get(section):
-                lines += [f'### {section} ({device})', '', *text, '', *sources([run]), '']
+                lines += [f'## {section} ({device})', '', *text, '', *sources([run]), '']
         for name, reason in newest.data.get('left_out', {}).items():
             lines += [f'Left out: {name}, since {reason}.', '']
-    return lines
+        chapters[bench] = title, lines
+    return chapters
 
 
 def _numbered(title: str) -> list[tuple[int, str]]:
@@ -344,13 +357,14 @@ class Plots:
 
     def add(
         self, name: str, alt: str, data: Any, draw: Callable[[Any], Any], runs: Sequence[Run],
+        folder: str = '',
     ) -> list[str]:
         """Lines that show a plot; its file has a digest of its data and of the drawing code."""
         text = json.dumps(data, sort_keys=True, default=vars)
         text += Path(_plots.__file__).read_text(encoding='utf-8')
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.made[f'{name}.svg'] = digest, lambda: draw(data)
-        return [f'![{alt}]({Path(PLOTS).name}/{name}.svg)', '', *sources(runs), '']
+        return [f'![{alt}]({folder}{name}.svg)', '', *(sources(runs) if runs else []), '']
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -391,34 +405,178 @@ def plotted(plot: Plot, runs: Sequence[Run], plots: Plots) -> list[str]:
     return lines
 
 
-# The page and README ----------------------------------------------------------------------------
+# The pages and README ---------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A row of the page: all rows of some tables whose graphs begin so."""
+
+    name: str
+    tables: Sequence[Timed]
+
+    def compared(self, runs: Sequence[Run]) -> dict[str, list[tuple[float, Row, str]]]:
+        """Ratio, row and a name of the row by device, the worst first."""
+        found: dict[str, list[tuple[float, Row, str]]] = {}
+        for table in self.tables:
+            for device, rows in table.rows(runs).items():
+                versus = table.against(rows)
+                found.setdefault(device, []).extend(
+                    (ratio, row, f'{row.cell.graph}, {table.width} = {row.cell.width:,}')
+                    for row in rows if (ratio := versus.ratio(row.cell)) is not None)
+        return {device: sorted(rows, key=lambda row: row[0]) for device, rows in found.items()}
+
+
+WORKLOADS = (
+    Workload('Layers on one graph', [LAYERS, PUBLISHED[2]]),
+    Workload('Layers on a graph with hubs', [HUBS[0], PUBLISHED[1]]),
+    Workload('Layers on batches of molecules', [PUBLISHED[0]]),
+    Workload('Layers on several types of nodes', [HUBS[2]]),
+    Workload('Layers on sampled batches', [HUBS[1]]),
+    Workload('Layers with a message of their own', [MESSAGES]),
+    Workload('Models compiled on both sides', COMPILED),
+    Workload('Weighted sums alone, beside cuSPARSE or MKL', [SUMS]),
+    Workload('An epoch of loading and training', [EPOCH]),
+)
+"""The figure of the manual's first page: a row of each kind of work."""
+FIGURE = (
+    ('full graph,\nGCN', LAYERS, 'arxiv-like: GCN', 64),
+    ('hubs,\nGAT', HUBS[0], 'GAT 8 x 8', 100_000),
+    ('molecules,\nGIN', PUBLISHED[0], 'molecule GIN', 64),
+    ('hetero,\nSAGE', HUBS[2], 'SAGE 64', 0),
+    ('sampled batch,\nSAGE', HUBS[1], 'SAGE mean', 0),
+    ('own layer,\ngated sum', MESSAGES, 'arxiv-like: gated message', 64),
+)
 
 HEAD = """# Performance
 
 <!-- Written by `python -m benchmarks.report`: do not edit. -->
 
-Every figure here was drawn by `python -m benchmarks.report` from a run that is named below its
-table or plot; the runs lie in `benchmarks/results/`, with versions, graphs and everything else that
-was measured. Of each section of a benchmark, on each device, the rows of a graph come from the
-newest run that has them. Times are medians in milliseconds unless it says otherwise; ratio: the
-best rival over ours, so that less than one means that the rival is faster; † less exact than
-rounding allows, ‡ one cold run, OOM out of memory. Graphs that end in "-like" are generated in the
-size of the one that they are named after: `pyg_fast.datasets.PlantedGraph`."""
+Ratio: how many times as long as this package the fastest rival takes, which is PyG, `torch.compile`
+of PyG, or the library that a row names. Above 1 this package is faster. Each row is the geometric
+mean over the rows of its tables on the pages below, beside the worst of these rows, where this
+package gains least or loses."""
+
+ABOUT = """Each figure of these pages comes from a run that is named below its table or plot. The
+runs lie in `benchmarks/results/`, with the versions, the graphs and every contender that was
+measured. Times are medians in milliseconds unless a table says otherwise; † less exact than
+rounding allows, ‡ one cold run, OOM out of memory. The rows of a graph come from the newest run
+that has them. Graphs whose name ends in "-like" are generated in the size of the real one:
+`pyg_fast.datasets.PlantedGraph`."""
+
+WRITTEN = '<!-- Written by `python -m benchmarks.report`: do not edit. -->'
 
 
-def page(runs: Sequence[Run], plots: Plots) -> str:
-    lines = [HEAD, '']
+def pages(runs: Sequence[Run], plots: Plots) -> dict[str, str]:
+    """The text of each page by its file, the page of all devices first."""
+    chapters: dict[str, tuple[str, list[str]]] = {}
     for system in SYSTEMS:
         body = [line for plot in system.plots for line in plotted(plot, runs, plots)]
         body += [line for table in system.tables for line in table.markdown(runs)]
         if body:
-            lines += [f'## {system.title}', '', system.about, '', *body]
-    lines += [*roofline(runs, plots), *papers(runs)]
-    return re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).rstrip() + '\n'
+            chapters[slug(system.title)] = system.title, [system.about, '', *body]
+    if body := roofline(runs, plots):
+        chapters['rooflines'] = 'Rooflines', body
+    exhibits = papers(runs)
+    figure(runs, plots)
+    first = [
+        HEAD, '', *overview(runs, plots), '## All tables', '', ABOUT, '', *contents(chapters),
+        '## Reruns of papers', '', 'Tables and figures of papers, run again by this package.', '',
+        *contents(exhibits, 'Paper: ')]
+    texts = {PAGE: first} | {
+        f'{FOLDER}/{name}.md': [f'# {title}', '', WRITTEN, '', *lines]
+        for name, (title, lines) in (chapters | exhibits).items()}
+    return {
+        file: re.sub(r'\n{3,}', '\n\n', '\n'.join(narrow(lines))).rstrip() + '\n'
+        for file, lines in texts.items()}
+
+
+def contents(chapters: Mapping[str, tuple[str, list[str]]], what: str = '') -> list[str]:
+    """A table of contents, with titles up to a colon: links, and the manual's."""
+    titles = {name: what + title.split(':')[0] for name, (title, _) in chapters.items()}
+    return [
+        *(f'- [{title}](performance/{name}.md)' for name, title in titles.items()), '',
+        '```{toctree}', ':hidden:', '',
+        *(f'{title} <performance/{name}>' for name, title in titles.items()), '```', '']
+
+
+def overview(runs: Sequence[Run], plots: Plots) -> list[str]:
+    """A chart and a table for each device, GPUs first."""
+    found: dict[str, list[tuple[str, list[tuple[float, Row, str]]]]] = {}
+    for work in WORKLOADS:
+        for device, rows in work.compared(runs).items():
+            found.setdefault(device, []).append((work.name, rows))
+    lines: list[str] = []
+    for device, works in sorted(found.items(), key=lambda item: item[0].startswith('CPU')):
+        of = [row.run for _, rows in works for _, row, _ in rows]
+        dates = sorted({run.date[:10] for run in of})
+        table, bars = [], []
+        for name, rows in works[:MOST]:
+            ratios = [ratio for ratio, _, _ in rows]
+            mean, (least, _, where) = _harness.geometric_mean(ratios), rows[0]
+            table.append([name, f'{mean:.2f}', f'{least:.2f}', where, f'{len(rows)}'])
+            bars.append([name, least, mean, ratios[-1]])
+        lines += [
+            f'## {device}', '',
+            *plots.add(f'ratios-{slug(device)}', f'Time of the best rival over ours, {device}',
+                       bars, _plots.ratios, [], 'performance/'),
+            *_harness.table(['work', 'ratio', 'worst', 'worst row', 'rows'], table), '',
+            f'On {device}, {dates[0]} to {dates[-1]}.' if len(dates) > 1 else
+            f'On {device}, {dates[0]}.', '']
+    return lines
+
+
+def figure(runs: Sequence[Run], plots: Plots) -> None:
+    """The figure of the manual's first page: times of PyG, compiled PyG and ours."""
+    groups = []
+    for label, table, graph, width in FIGURE:
+        for device, rows in table.rows(runs).items():
+            found = {(row.cell.graph, row.cell.width): row.cell for row in rows}
+            if (graph, width) in found and not device.startswith('CPU'):
+                groups.append(
+                    [f'{label}\n{device.split()[1]}', found[graph, width], table.ours])
+                break
+    if groups:
+        plots.add('workloads', '', groups, _plots.workloads, [])
+
+
+def narrow(lines: Sequence[str]) -> list[str]:
+    """The lines, with each table that is too wide divided: every part has the first column."""
+    out: list[str] = []
+    at = 0
+    while at < len(lines):
+        if not lines[at].startswith('| '):
+            out.append(lines[at])
+            at += 1
+            continue
+        end = at
+        while end < len(lines) and lines[end].startswith('|'):
+            end += 1
+        out += divided([cells(line) for line in lines[at:end]])
+        at = end
+    return out
+
+
+def divided(table: list[list[str]]) -> list[str]:
+    head, rule, *rows = table
+    widths = [max(column_width(row[k]) for row in (head, *rows)) for k in range(len(head))]
+    parts: list[list[int]] = [[]]
+    for k in range(1, len(head)):
+        if parts[-1] and widths[0] + sum(widths[j] for j in (*parts[-1], k)) > WIDEST:
+            parts.append([])
+        parts[-1].append(k)
+    out: list[str] = []
+    for part in parts:
+        out += ['', *('| ' + ' | '.join(row[k] for k in (0, *part)) + ' |' for row in table)]
+    return out[1:]
+
+
+def column_width(text: str) -> int:
+    """Characters that a browser cannot break, with the room between columns."""
+    return 3 + max(map(len, re.split(r'[ -]', text)), default=0)
 
 
 def readme_table(runs: Sequence[Run]) -> str:
-    head = ['what', 'graph', 'ours, ms', 'best rival, ms', 'ratio']
+    head = ['what', 'ratio', 'graph', 'ours, ms', 'best rival, ms']
     lines, used = [], []
     for headline in (each for system in SYSTEMS for each in system.headlines):
         wanted = headline.graph, headline.width
@@ -433,9 +591,8 @@ def readme_table(runs: Sequence[Run]) -> str:
         theirs = '–' if best is None else (
             f'{row.cell.results[best[0]].text()} ({headline.table.name(best[0])})')
         lines.append([
-            headline.what, re.split('[,:] ', headline.graph)[0],
-            row.cell.results[versus.ours].text(), theirs,
-            'rivals fail' if ratio is None else f'{ratio:.2f}'])
+            headline.what, 'rivals fail' if ratio is None else f'{ratio:.2f}',
+            re.split('[,:] ', headline.graph)[0], row.cell.results[versus.ours].text(), theirs])
         used.append(row.run)
     named = [
         f'[{run.bench}](benchmarks/results/{run.name}.md), {run.device}, {run.date[:10]}'
@@ -461,7 +618,7 @@ def unsupported(readme: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description="docs/performance.md, its plots and README's table, from the runs.",
+        description="The pages of performance, their plots and README's table, from the runs.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--check', action='store_true', help='write nothing; 1 if they differ')
     parser.add_argument('--results', type=Path, metavar='DIR', default=RESULTS)
@@ -483,7 +640,9 @@ def write(results: Path, root: Path, check: bool) -> list[str]:
     figures = unsupported(readme)
     if figures:
         raise Unsupported(f"{README} has figures that name no run: {', '.join(figures)}")
-    files = {PAGE: page(runs, plots), README: with_table(readme, readme_table(runs))}
+    files = {**pages(runs, plots), README: with_table(readme, readme_table(runs))}
+    old = [file for file in sorted((root / FOLDER).glob('*.md'))
+           if file.relative_to(root).as_posix() not in files]
     if check:
         failed = []
         for name, text in files.items():
@@ -492,12 +651,14 @@ def write(results: Path, root: Path, check: bool) -> list[str]:
             failed += list(difflib.unified_diff(
                 there.splitlines(), text.splitlines(), name, f'{name}, as the runs give it', '',
                 '', 0, ''))
-        return failed + [f'{PLOTS}/{name} is not what the runs give'
-                         for name in plots.stale(root / PLOTS)]
+        names = [*plots.stale(root / FOLDER), *(file.name for file in old)]
+        return failed + [f'{FOLDER}/{name} is not what the runs give' for name in names]
+    for file in old:
+        file.unlink()
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding='utf-8')
-    plots.write(root / PLOTS)
+    plots.write(root / FOLDER)
     return []
 
 

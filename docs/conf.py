@@ -13,14 +13,17 @@ author = copyright = 'The pyg_fast authors'
 release = version = pyg_fast.__version__
 extensions = [
     'sphinx.ext.autodoc',
-    'sphinx.ext.mathjax',
+    'sphinx.ext.intersphinx',
     'sphinx.ext.napoleon',
-    'myst_parser',  # for the one page that a program writes
+    'myst_parser',  # for the pages that a program writes
     'layers',
+    'mathml',
     'results',
 ]
 exclude_patterns = ['_build']
 html_theme = 'furo'
+html_static_path = ['_static']
+html_css_files = ['manual.css']
 html_title = f'pyg_fast {release}'
 html_show_copyright = False
 highlight_language = 'none'
@@ -29,7 +32,15 @@ autodoc_inherit_docstrings = False  # PyG's and torch's methods are theirs to de
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'  # Docstrings name the types.
 maximum_signature_line_length = 88
-# Links to what is ours have to lead somewhere; there are no indexes of torch and PyG at hand.
+# Pages of the names of torch and PyG that the manual uses, as text: a build needs no network.
+intersphinx_mapping = {
+    'torch': ('https://docs.pytorch.org/docs/stable', '_inventories/torch.inv'),
+    'torch_geometric': (
+        'https://pytorch-geometric.readthedocs.io/en/latest', '_inventories/torch_geometric.inv'
+    ),
+}  # fmt: skip
+intersphinx_cache_limit = 0  # Reads changed inventories.
+# Links to what is ours have to lead somewhere; names that the inventories lack are plain text.
 nitpicky = True
 nitpick_ignore_regex = [('py:obj', '.*'), ('py:.*', r'(?!pyg_fast\.).*')]
 napoleon_google_docstring = True

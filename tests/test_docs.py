@@ -1,11 +1,19 @@
 """The manual and README: their code runs, cited files exist, Sphinx builds without warnings."""
 
 import ast
+import contextlib
+import doctest
+import html
 import importlib
+import io
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,10 +54,36 @@ def small_data() -> dict[str, object]:
     return {'data': data, 'x': data.x, 'model': GCN(16, 32, num_layers=2)}
 
 
+def printed_by(text: str) -> dict[int, str]:
+    """The text blocks that directly follow a Python block, by the line that the latter begins on:
+    what it prints, with ... for what varies."""
+    found, codes = {}, blocks(text, 'python')
+    lines = text.splitlines()
+    for line, output in blocks(text, 'text'):
+        before = [(number, code) for number, code in codes if number < line]
+        if before:
+            number, code = before[-1]
+            between = ' '.join(lines[number + len(code.splitlines()) : line - 1])
+            if not re.sub('```', '', between).strip():
+                found[number] = output.strip() + '\n'
+    return found
+
+
 def run_blocks(page: Path, namespace: dict[str, object]) -> None:
-    for line, code in blocks(page.read_text(), 'python'):
-        # The lines of the page, so that an error names them.
-        exec(compile('\n' * line + code, str(page), 'exec'), namespace)
+    text = page.read_text()
+    expected = printed_by(text)
+    for line, code in blocks(text, 'python'):
+        # What a page prints is what users see, on small graphs too.
+        small = pyg_fast.small_graphs('pyg') if expected else contextlib.nullcontext()
+        with small, contextlib.redirect_stdout(io.StringIO()) as printed:
+            # The lines of the page, so that an error names them.
+            exec(compile('\n' * line + code, str(page), 'exec'), namespace)
+        if line in expected:
+            options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            same = doctest.OutputChecker().check_output(
+                expected[line], printed.getvalue(), options
+            )
+            assert same, f'{page.name}:{line} prints\n{printed.getvalue()}'
 
 
 def test_blocks_are_found() -> None:
@@ -61,6 +95,10 @@ def test_blocks_are_found() -> None:
     assert [code.strip() for _, code in blocks(text, 'python')] == [
         'a = 1\n\nb = 2', 'c = 3', 'd = 4'
     ]  # fmt: skip
+    text += '\n.. code-block:: python\n\n   print(1)\n\n.. code-block:: text\n\n   1\n\n'
+    text += 'Words.\n\n.. code-block:: text\n\n   2\n\n'
+    text += '```python\nprint(3)\n```\n\n```text\n3\n```\n'
+    assert list(printed_by(text).values()) == ['1\n', '3\n']
     with_code = [page.name for page in PAGES if blocks(page.read_text(), 'python')]
     assert {'five_minutes.rst', 'paths.rst', 'mini_batches.rst'} <= set(with_code)
 
@@ -75,8 +113,11 @@ def test_code_of_readme() -> None:
     [page for page in PAGES if blocks(page.read_text(), 'python')],
     ids=lambda page: page.stem,
 )
-def test_code_of_page(page: Path) -> None:
-    run_blocks(page, {'__name__': '__main__'})
+def test_code_of_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A module that is found by its name, as a script is: Dynamo reads the globals of messages.
+    module = types.ModuleType(f'page_{page.stem}')
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    run_blocks(page, module.__dict__)
 
 
 def test_layers_that_are_taken() -> None:
@@ -101,6 +142,11 @@ def test_wrong_code_is_found(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as error:
         run_blocks(page, {})
     assert error.traceback[-1].lineno == 5  # counted from zero
+    page.write_text('```python\nprint(1, 2)\n```\n\n```text\n1 ...\n```\n')
+    run_blocks(page, {})
+    page.write_text('```python\nprint(1)\n```\n\n```text\n2\n```\n')
+    with pytest.raises(AssertionError, match='prints'):
+        run_blocks(page, {})
 
 
 def results(text: str) -> list[str]:
@@ -205,23 +251,99 @@ def test_every_cure_has_a_message() -> None:
 
 
 # Sphinx -----------------------------------------------------------------------------------------
-def test_sphinx_builds_without_warnings(tmp_path: Path) -> None:
-    pytest.importorskip('sphinx')
-    pytest.importorskip('furo')
-    pytest.importorskip('myst_parser')
+@pytest.fixture(scope='module')
+def manual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built manual."""
+    for package in ('sphinx', 'furo', 'myst_parser'):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp('manual')
     command = ['-m', 'sphinx', '-q', '-W', '--keep-going', '-b', 'html', '-d']
     run = _forks.run(
-        *command, str(tmp_path / 'doctrees'), str(DOCS), str(tmp_path / 'html'), cwd=ROOT
+        *command, str(folder / 'doctrees'), str(DOCS), str(folder / 'html'), cwd=ROOT
     )
     assert run.returncode == 0, run.stderr
-    page = (tmp_path / 'html/api/nn.html').read_text()
+    return folder / 'html'
+
+
+def test_sphinx_builds_without_warnings(manual: Path) -> None:
+    page = (manual / 'api/nn.html').read_text()
     assert all(f'id="pyg_fast.nn.{name}"' in page for name in pyg_fast.nn.__all__)
-    assert '<td>' in (tmp_path / 'html/systems/paths.html').read_text()
-    layers = (tmp_path / 'html/systems/layers.html').read_text()
+    assert 'docs.pytorch.org/docs/stable/generated/torch.compile.html#torch.compile' in page
+    assert '<td>' in (manual / 'systems/paths.html').read_text()
+    layers = (manual / 'systems/layers.html').read_text()
     record = json.loads((DOCS / 'systems/layers.json').read_text())
     assert layers.count('<tr') == 1 + len(record)
     assert all(row['layer'] in layers for row in record)
-    assert '.svg' in (tmp_path / 'html/performance.html').read_text()
+    assert '.svg' in (manual / 'performance.html').read_text()
+
+
+def test_the_manual_needs_no_network(manual: Path) -> None:
+    """Formulas are MathML, and no page loads a script, a style or a picture from elsewhere."""
+    assert '<math' in (manual / 'systems/paths.html').read_text()
+    loads = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="https?://[^"]*"')
+    assert [
+        (page.name, found[0]) for page in manual.rglob('*.html')
+        if (found := loads.search(page.read_text()))
+    ] == []  # fmt: skip
+
+
+def test_tables_of_the_manual_are_narrow(manual: Path) -> None:
+    """What needs no browser: a page of 1,300 pixels has room for as many characters."""
+    wide = []
+    for page in manual.rglob('*.html'):
+        for table in re.findall(r'<table class="docutils.*?</table>', page.read_text(), re.DOTALL):
+            rows = [
+                re.findall(r'<t[hd][^>]*>(.*?)</t[hd]>', row, re.DOTALL)
+                for row in re.findall(r'<tr.*?</tr>', table, re.DOTALL)
+            ]
+            words = [[word_length(cell) for cell in row] for row in rows]
+            if sum(max(column) for column in zip(*words, strict=True)) > 110:
+                wide.append((page.name, rows[0]))
+    assert wide == []
+
+
+def word_length(cell: str) -> int:
+    """The longest part that a browser does not break, and room around it; code may break."""
+    text = re.sub(r'<code.*?</code>', ' ', cell, flags=re.DOTALL)
+    return 2 + max(map(len, re.split(r'[\s-]+', re.sub('<[^>]*>', '', text))))
+
+
+def test_word_length() -> None:
+    cells = '<p>of an <em>edge</em></p>', '<code class="x">long_name</code> a', 'nvidia-h200', ''
+    assert [word_length(cell) for cell in cells] == [6, 3, 8, 2]
+
+
+def browser() -> str | None:
+    """Chromium, or what Playwright has installed."""
+    names = 'chromium-headless-shell', 'chromium', 'chromium-browser', 'google-chrome'
+    caches = Path.home().glob('.cache/ms-playwright/chromium*/*/*headless*shell')
+    found = [os.environ.get('PYG_FAST_BROWSER'), *map(shutil.which, names), *map(str, caches)]
+    return next(filter(None, found), None)
+
+
+def test_nothing_is_cut_in_a_browser(manual: Path) -> None:
+    """Tables, pictures, formulas and code at 1,300 pixels."""
+    program = browser()
+    if program is None:
+        pytest.skip('no Chromium: apt install chromium, or PYG_FAST_BROWSER=/path/to/it')
+    pages = sorted(
+        page.relative_to(manual).as_posix() for page in manual.rglob('*.html')
+        if page.name not in ('genindex.html', 'py-modindex.html', 'search.html')
+    )  # fmt: skip
+    script = (ROOT / 'tests/_overflow.html').read_text()
+    (manual / 'overflow.html').write_text(script.replace('PAGES', json.dumps(pages), 1))
+    options = ['--headless', '--no-sandbox', '--disable-gpu', '--allow-file-access-from-files']
+    options += ['--virtual-time-budget=120000', '--window-size=1400,1000', '--dump-dom']
+    try:
+        run = subprocess.run(
+            [program, *options, f'file://{manual}/overflow.html'], capture_output=True, text=True,
+            timeout=180,
+        )  # fmt: skip
+    finally:
+        (manual / 'overflow.html').unlink()
+    measured = re.search(r'measured (\[.*\])', html.unescape(run.stdout))
+    assert measured is not None, run.stderr[-2000:]
+    assert json.loads(measured[1]) == [len(pages), []]
 
 
 def test_table_of_results() -> None:

@@ -49,4 +49,4 @@ def cure_of(reason: str) -> str:
     for pattern, cure in _CURES:
         if re.search(pattern, reason):
             return cure
-    return 'the page "Messages of your own" lists what kernels take'
+    return 'the page "What a layer may contain" lists what kernels take'

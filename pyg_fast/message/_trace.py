@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -57,12 +58,17 @@ def run_on_fakes(fn: Callable[..., object], inputs: Sequence[Like | float]) -> N
             fn(*fakes)
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 @contextmanager
 def _on_fakes(inputs: Sequence[Like | float]) -> Iterator[list[Tensor | float]]:
     """Yields fake tensors for the inputs; every error inside becomes a refusal."""
     try:
-        # Not in the context of the capture, whose shapes are symbolic.
-        with tracing, quiet(), torch._guards.tracing(None):
+        # Not in the context of the capture, whose shapes are symbolic. The hooks of a checkpoint do
+        # not see what the trace saves.
+        with tracing, quiet(), torch._guards.tracing(None), saved_tensors_hooks(_same, _same):
             with FakeTensorMode(allow_non_fake_inputs=True):
                 fakes = [
                     torch.empty(each.shape, dtype=each.dtype, device=each.device)

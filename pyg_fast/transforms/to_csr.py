@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data.data import BaseData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.edge_index import CatMetadata, SortOrder
@@ -120,7 +121,7 @@ class ToCSR(BaseTransform):
 
     Raises:
         IndexError: If an index is negative or too large; like all errors, it names the store.
-        TypeError: If an :obj:`edge_index` is not an integer tensor.
+        TypeError: If an :obj:`edge_index` is not an integer tensor, or the input no data object.
         ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, or the data have another
             attribute with the name :obj:`perm`.
     """
@@ -135,6 +136,8 @@ class ToCSR(BaseTransform):
         self.perm = perm
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
+        if not isinstance(data, BaseData):
+            raise TypeError(f"'data' must be a Data or HeteroData, got {type(data).__name__}")
         stores = [store for store in data.edge_stores if 'edge_index' in store]
         for store in stores:
             _call_on(store, check_edge_index, store['edge_index'])

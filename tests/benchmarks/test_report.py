@@ -1,4 +1,4 @@
-"""The performance page: which runs it is drawn from, and that it is not edited by hand."""
+"""The pages of performance: which runs they are drawn from, and that nobody edits them by hand."""
 import argparse
 import json
 from collections.abc import Mapping
@@ -49,14 +49,17 @@ class Tree:
     def run(self, *args: str) -> None:
         self.report.main(['--results', str(self.results), '--root', str(self.root), *args])
 
-    def page(self) -> str:
-        return (self.root / self.report.PAGE).read_text()
+    def page(self, name: str = '') -> str:
+        """The page of all devices, or one of those below it."""
+        file = f'{self.report.FOLDER}/{name}.md' if name else self.report.PAGE
+        return (self.root / file).read_text()
 
     def readme(self) -> str:
         return (self.root / 'README.md').read_text()
 
     def plots(self) -> dict[str, bytes]:
-        return {file.name: file.read_bytes() for file in self.root.glob('docs/performance/*')}
+        files = sorted(self.root.glob('docs/performance/*.svg'))
+        return {file.name: file.read_bytes() for file in files}
 
 
 @pytest.fixture
@@ -70,27 +73,58 @@ def cell(ours: float, rival: float) -> dict[str, float]:
 
 
 def test_the_newest_rows_are_taken(tree: Tree) -> None:
-    tree.add('new', 3, {('reddit-like', 64): cell(2, 5)})
+    tree.add('new', 3, {('reddit-like', 64): cell(2, 5), ('Computers', 64): cell(4, 5)})
     tree.add('old', 2, {('reddit-like', 64): cell(4, 7), ('reddit-like', 256): cell(8, 9),
                         ('moby', 64): cell(4, 3)})
     tree.add('quick', 4, {('reddit-like', 64): cell(1, 1)}, arguments={'quick': True})
     tree.add('elsewhere', 1, {('reddit-like', 64): cell(6, 9)}, device='CPU Made-Up')
     tree.run()
-    page, readme = tree.page(), tree.readme()
-    assert '| reddit-like | 64 | 2.00 | 5.00 (ALG2) | cuSPARSE ALG2 | 2.50 | a |' in page
-    assert '| moby | 64 | 4.00 | 3.00 (ALG2) | cuSPARSE ALG2 | 0.75 | b |' in page
+    page, readme = tree.page('aggregation'), tree.readme()
+    assert '| reddit-like | 2.50 | 64 | 2.00 | 5.00 (cuSPARSE ALG2) | a |' in page
+    assert '| moby | 0.75 | 64 | 4.00 | 3.00 (cuSPARSE ALG2) | b |' in page
     assert 'Runs: (a) `benchmarks/results/new.md`, NVIDIA Made-Up, 2030-01-03, commit new0' in page
     assert 'times (moby, 64)' in page
-    assert '| reddit-like | 64 | 6.00 | 9.00 (ALG2) | cuSPARSE ALG2 | 1.50 |' in page
+    assert '| reddit-like | 1.50 | 64 | 6.00 | 9.00 (cuSPARSE ALG2) |' in page
     assert '8.00' not in page
     assert 'quick' not in page
-    assert '| reddit-like | 2.00 | 5.00 (cuSPARSE ALG2) | 2.50 |' in readme
+    assert '| 1.25 | Computers | 4.00 | 5.00 (cuSPARSE ALG2) |' in readme
     assert 'results/new.md), NVIDIA Made-Up, 2030-01-03.' in readme
     assert readme.startswith('# A\n\nWords.')
     assert readme.endswith('<!-- end -->\n\nMore.\n')
     assert 'old\n' not in readme
-    assert list(tree.plots()) == ['sums-nvidia-made-up.svg']
-    assert 'performance/sums-nvidia-made-up.svg' in page
+    assert list(tree.plots()) == [
+        'ratios-cpu-made-up.svg', 'ratios-nvidia-made-up.svg', 'sums-nvidia-made-up.svg']
+    assert '(sums-nvidia-made-up.svg)' in page
+
+
+def test_a_chart_and_a_table_for_each_device(tree: Tree) -> None:
+    tree.add('gpu', 3, {('reddit-like', 64): cell(2, 8), ('moby', 64): cell(4, 4)})
+    tree.add('cpu', 2, {('moby', 64): cell(4, 3)}, device='CPU Made-Up')
+    tree.run()
+    page = tree.page()
+    gpu, cpu = page.split('## NVIDIA Made-Up')[1].split('## CPU Made-Up')
+    name = 'Weighted sums alone, beside cuSPARSE or MKL'
+    assert f'| {name} | 2.00 | 1.00 | moby, F = 64 | 2 |' in gpu
+    assert 'On NVIDIA Made-Up, 2030-01-03.' in gpu
+    assert '(performance/ratios-nvidia-made-up.svg)' in gpu
+    assert f'| {name} | 0.75 | 0.75 | moby, F = 64 | 1 |' in cpu
+    assert '\nAggregation <performance/aggregation>\n' in cpu
+    assert len(tree.report.WORKLOADS) <= tree.report.MOST
+
+
+def test_wide_tables_are_divided(report: Any) -> None:
+    rows = [['graph', *(f'a-long-name-{k}' for k in range(30))], ['---'] * 31]
+    rows.append([str(k) for k in range(31)])
+    table = ['| ' + ' | '.join(row) + ' |' for row in rows]
+    lines = report.narrow(['Text.', '', *table, '', 'On.'])
+    heads = [line for line in lines if line.startswith('| graph |')]
+    assert len(heads) > 1
+    found = [cell for line in heads for cell in line.split(' | ')[1:]]
+    assert len(found) == 30
+    assert all(len(line) < 200 for line in heads)
+    assert lines[:2] + lines[-2:] == ['Text.', '', '', 'On.']
+    short = ['| a | b |', '| --- | --- |', '| 1 | 2 |']
+    assert report.narrow(short) == short
 
 
 def test_names_of_contenders(tree: Tree) -> None:
@@ -99,14 +133,14 @@ def test_names_of_contenders(tree: Tree) -> None:
     times = {sampled.FASTRAND: 2, 'bucket': 3, sampled.FULL: 7, 'cuSPARSE ALG2': 8}
     tree.add('one', 1, {('reddit-like', 32): times}, table.section, table.bench)
     tree.run()
-    page, readme = tree.page(), tree.readme()
-    assert '| graph | S | fastrand | bucket | ours, all edges | cuSPARSE | best rival |' in page
-    assert '| 2.00 | 3.00 | 7.00 | 8.00 | ours, all edges | 3.50 |' in page
-    assert '| 2.00 | 7.00 (ours, all edges) | 3.50 |' in readme
+    page, readme = tree.page('sampled-aggregation'), tree.readme()
+    assert '| graph | ratio | S | fastrand | best rival | bucket |' in page
+    assert '| reddit-like | 3.50 | 32 | 2.00 | 7.00 (ours, all edges) | 3.00 |' in page
+    assert '| 3.50 | reddit-like | 2.00 | 7.00 (ours, all edges) |' in readme
 
 
 def test_check(tree: Tree, capsys: pytest.CaptureFixture) -> None:
-    tree.add('one', 1, {('reddit-like', 64): cell(2, 5)})
+    tree.add('one', 1, {('reddit-like', 64): cell(2, 5), ('Computers', 64): cell(2, 5)})
     with pytest.raises(SystemExit, match=r'sums-nvidia-made-up\.svg is not'):
         tree.run('--check')
     assert not (tree.root / 'docs').exists()
@@ -114,7 +148,8 @@ def test_check(tree: Tree, capsys: pytest.CaptureFixture) -> None:
     tree.run('--check')
     svg = tree.root / 'docs/performance/sums-nvidia-made-up.svg'
     for file, text, other in (
-            (tree.root / tree.report.PAGE, '2.00', '1.00'),
+            (tree.root / tree.report.PAGE, '2.50', '1.00'),
+            (svg.with_name('aggregation.md'), '2.00', '1.00'),
             (tree.root / 'README.md', '2.50', '9.9'), (svg, 'data ', 'other ')):
         right = file.read_text()
         file.write_text(right.replace(text, other))
@@ -122,14 +157,17 @@ def test_check(tree: Tree, capsys: pytest.CaptureFixture) -> None:
             tree.run('--check')
         file.write_text(right)
     tree.run('--check')
-    (svg.parent / 'left.svg').write_text('')
-    with pytest.raises(SystemExit, match=r'left\.svg'):
-        tree.run('--check')
+    for name in ('left.svg', 'left.md'):
+        (svg.parent / name).write_text('')
+        with pytest.raises(SystemExit, match=rf'{name} is not what the runs give'):
+            tree.run('--check')
+        tree.run()
+        assert not (svg.parent / name).exists()
     tree.add('two', 2, {('reddit-like', 64): cell(1, 5)})
     with pytest.raises(SystemExit, match='5.00'):
         tree.run('--check')
     tree.run()
-    assert list(tree.plots()) == [svg.name]
+    assert list(tree.plots()) == ['ratios-nvidia-made-up.svg', svg.name]
 
 
 def test_plots_are_the_same_every_time(tree: Tree) -> None:
@@ -178,7 +216,7 @@ def test_tables_as_they_are(tree: Tree) -> None:
         tree.add(name, day, {}, 'GCN', 'sampled-accuracy', f'# r\n\n## {title}\n\n{head}{rows}',
                  arguments=arguments)
     tree.run()
-    page = tree.page()
+    page = tree.page('sampled-aggregation')
     assert '| graph | S | run |\n| --- | --: | --: |\n| b | 3 | a |\n| a | 1 | b |\n' in page
     assert 'rounded' not in page
 
@@ -191,12 +229,14 @@ def test_papers(tree: Tree) -> None:
         tree.add(name, day, {}, bench='papers-maxk', markdown=f'# p\n\n{text}\n', sections=sections,
                  notes=['The paper (somewhere). Its figures.'], left_out={'Table 1': 'it is long'})
     tree.run()
-    page = tree.page()
-    assert '## The paper\n\nsomewhere. Its figures.\n' in page
-    first, second = page.index('### Figure 9: y (NVIDIA Made-Up)\n\nIt is new.'), page.index(
-        '### Figure 10: x (NVIDIA Made-Up)\n\nIt is old.')
+    page = tree.page('papers-maxk')
+    assert page.startswith('# The paper\n')
+    assert '\nsomewhere. Its figures.\n' in page
+    first, second = page.index('## Figure 9: y (NVIDIA Made-Up)\n\nIt is new.'), page.index(
+        '## Figure 10: x (NVIDIA Made-Up)\n\nIt is old.')
     assert first < second
-    assert page.count('### ') == 2
+    assert page.count('## ') == 2
+    assert '\nPaper: The paper <performance/papers-maxk>\n' in tree.page()
     assert 'Left out: Table 1, since it is long.' in page
 
 
@@ -217,10 +257,9 @@ def test_rooflines(report: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> 
     made.save()
     assert '| float32 | 8 | 1.0 |' in made.path.with_suffix('.md').read_text()
     tree.run()
-    page = tree.page()
+    page = tree.page('rooflines')
     assert '| Streams | float32 | 8 | copy | 1.0 |' in page
-    assert ('| spmm | Sums, float32 | tiny | 16 | 2.00 | 0.2 | 3.0 | 75% | cached rows | 75% |'
-            in page)
+    assert '| spmm | 75% | cached rows | Sums, float32 | tiny | 16 | 2.00 |' in page
     assert sorted(name.split('-')[0] for name in tree.plots()) == ['reached', 'roofline']
     tree.run('--check')
 

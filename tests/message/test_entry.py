@@ -5,12 +5,14 @@ import gc
 import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import EdgeConv, MessagePassing, TransformerConv
 
 from pyg_fast import accelerate
 from tests._report import why_pygs
@@ -335,3 +337,18 @@ def test_log(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture) -> 
     assert texts[1].startswith("Logged runs PyG's code: aten.sort")
     assert texts[2:] == ["Logged runs PyG's code: 1 edges"]
     assert [record.levelname for record in records] == ['INFO', 'WARNING', 'INFO']
+
+
+@pytest.mark.parametrize('make', [
+    lambda: TransformerConv(C, C), lambda: EdgeConv(nn.Sequential(
+        nn.Linear(2 * C, C), nn.ReLU(), nn.Linear(C, C))),
+])  # fmt: skip
+def test_first_call_in_a_checkpoint(make: Callable[[], nn.Module]) -> None:
+    """The trace of the message saves nothing for the backward pass, which computes again."""
+    layer, x = accelerate(make()), torch.randn(N, C, requires_grad=True)
+    found = checkpoint(layer, x, edges(), use_reentrant=False)
+    grads = torch.autograd.grad(found.square().sum(), [x, *layer.parameters()])
+    out = layer(x, edges())
+    torch.testing.assert_close(out, found)
+    torch.testing.assert_close(
+        grads, torch.autograd.grad(out.square().sum(), [x, *layer.parameters()]))

@@ -18,6 +18,7 @@ from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
+from tests._compiled import Backend
 from tests._report import plan_of, runs_in_blocks
 from tests.message._by_numpy import by_numpy
 from tests.message._parts import _region, _tiles, divide_rows
@@ -419,6 +420,23 @@ def test_compiled(
     assert device.type == 'cuda' or names.count('message_tiles') == 3
     for mine, theirs in zip(found, results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize('make', [
+    lambda: Two(16, 24, 20, 'max', 2), lambda: Attention('add', 2),
+])  # fmt: skip
+def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
+    torch.manual_seed(1)
+    layer, backend = make(), Backend()
+    layer.first = nn.Linear(34, layer.first.out_features)
+    layer = layer.double()
+    ours = torch.compile(
+        pyg_fast.accelerate(copy.deepcopy(layer)), backend=backend, fullgraph=True)
+    args = as_type([x, edges(), torch.randn(E, 2)], torch.float64, CPU)
+    found = results(ours, args)
+    assert backend.kernels == 1
+    for mine, theirs in zip(found, results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 class Own(MessagePassing):

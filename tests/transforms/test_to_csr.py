@@ -253,6 +253,11 @@ def test_not_an_edge_index(edge_index: Any, error: type[Exception]) -> None:
         ToCSR()(data)
 
 
+def test_not_data() -> None:
+    with pytest.raises(TypeError, match="'data' must be a Data or HeteroData, got Tensor"):
+        ToCSR()(EDGES)
+
+
 def test_functional_name() -> None:
     pipe = torch.utils.data.datapipes.iter.IterableWrapper([homogeneous()]).to_csr()
     assert_prepared(next(iter(pipe)).edge_index, EDGES, (N, N))
