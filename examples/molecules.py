@@ -3,21 +3,21 @@
 The model is that of OGB's molecules: embeddings of atoms and bonds, GINE layers with batch norm,
 and a mean over atoms. PyG's loop is that of most code on molecules: a DataLoader on the host, and
 each batch moved to the device. Ours differs by two lines: a GraphLoader, which keeps the molecules
-on the device and sorts no batch, and `accelerate`. The molecules are those of gps.py. Ends with a
-table: the error on unseen molecules, and the times of a batch: of making it, and of loading and
-training. `python examples/molecules.py --help` lists options.
+on the device and sorts no batch, and `accelerate`. A third side pads batches to a few sizes and
+captures the step: on a GPU it is one CUDA graph for each size. The molecules are those of gps.py.
+Ends with a table: the error on unseen molecules, and the times of a batch: of making it, and of
+loading and training. `python examples/molecules.py --help` lists options.
 """
 from __future__ import annotations
 
 import argparse
 import random
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from gat import SIDES
 from gps import ATOMS, BONDS, molecule
 from node_classification import at_least, choose_device, now
 from torch import Tensor, nn
@@ -28,6 +28,12 @@ from tqdm import tqdm
 
 import pyg_fast
 from pyg_fast.loader import GraphLoader
+
+SIDES = {
+    'both': ('PyG', 'pyg_fast', 'captured'),
+    'pyg': ('PyG',),
+    'ours': ('pyg_fast', 'captured'),
+}
 
 
 class GIN(nn.Module):
@@ -77,9 +83,27 @@ def loaders(
         workers = {'num_workers': args.workers, 'persistent_workers': args.workers > 0}
         return (DataLoader(parts[0], args.batch_size, shuffle=True, generator=order, **workers),
                 DataLoader(parts[1], args.batch_size))
-    return (GraphLoader(parts[0], args.batch_size, shuffle=True, generator=order,
-                        device=args.device),
-            GraphLoader(parts[1], args.batch_size, device=args.device))
+    options = {'device': args.device, 'pad': 'buckets' if side == 'captured' else None}
+    return (GraphLoader(parts[0], args.batch_size, shuffle=True, generator=order, **options),
+            GraphLoader(parts[1], args.batch_size, **options))
+
+
+def loss_fn(out: Tensor, batch: Data) -> Tensor:
+    """The loss of a batch."""
+    return F.l1_loss(out, batch.y)
+
+
+def plain_epoch(
+    model: nn.Module, seen: Iterable[Data], optimizer: torch.optim.Optimizer, device: torch.device
+) -> Iterator[Tensor]:
+    """Yields the losses of an epoch, as most code trains."""
+    for batch in seen:
+        batch = batch.to(device)
+        optimizer.zero_grad()
+        loss = loss_fn(model(batch), batch)
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()
 
 
 def train(
@@ -89,29 +113,30 @@ def train(
     device = torch.device(args.device)
     torch.manual_seed(seed)
     model = GIN(args.channels, args.layers).to(device)
-    if side == 'pyg_fast':
+    if side != 'PyG':
         pyg_fast.accelerate(model)
     seen, unseen = loaders(side, parts, args, seed)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    step = pyg_fast.capture(model, seen, optimizer, loss_fn) if side == 'captured' else None
     training = []
     for _ in tqdm(range(args.epochs), f'{side:8} seed {seed}', unit='epoch'):
-        start, steps = now(device), 0
-        for batch in seen:
-            batch = batch.to(device)
-            optimizer.zero_grad()
-            F.l1_loss(model(batch), batch.y).backward()
-            optimizer.step()
-            steps += 1
+        epoch = plain_epoch(model, seen, optimizer, device) if step is None else step.epoch()
+        start = now(device)
+        steps = sum(1 for _ in epoch)
         training.append(1e3 * (now(device) - start) / steps)
     start, steps = now(device), 0
     for batch in seen:
         batch.to(device)
         steps += 1
     making = 1e3 * (now(device) - start) / steps
-    model.eval()
-    with torch.no_grad():
-        batches = [batch.to(device) for batch in unseen]
-        errors = [(model(batch) - batch.y).abs() for batch in batches]
+    if step is None:
+        model.eval()
+        with torch.no_grad():
+            batches = [batch.to(device) for batch in unseen]
+            errors = [(model(batch) - batch.y).abs() for batch in batches]
+    else:
+        evaluate = pyg_fast.capture_inference(model, unseen)
+        errors = [(out - batch.y).abs() for out, batch in evaluate.epoch()]
     return Outcome(torch.cat(errors).mean().item(), making, statistics.median(training))
 
 

@@ -9,6 +9,7 @@ from . import ops  # isort: skip
 from . import datasets, graph, loader, nn, transforms
 from . import papers as papers
 from ._accelerate import accelerate, accelerate_report, restore
+from ._batches import CapturedBatchStep, CapturedInference, capture_inference
 from ._benchmark import Benchmark, benchmark
 from ._capture import CapturedStep, capture
 from ._choose_k import choose_k
@@ -22,8 +23,8 @@ from .ops import with_cuda
 _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 
 __all__ = [
-    'Benchmark', 'CapturedStep', 'LayerReport', 'MemoryEstimate', '__version__', 'accelerate',
-    'accelerate_report', 'benchmark', 'capture', 'choose_k', 'choose_num_samples', 'compile',
-    'datasets', 'export', 'graph', 'loader', 'memory_estimate', 'nn', 'ops', 'restore',
-    'small_graphs', 'transforms', 'with_cuda',
+    'Benchmark', 'CapturedBatchStep', 'CapturedInference', 'CapturedStep', 'LayerReport',
+    'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'benchmark', 'capture',
+    'capture_inference', 'choose_k', 'choose_num_samples', 'compile', 'datasets', 'export', 'graph',
+    'loader', 'memory_estimate', 'nn', 'ops', 'restore', 'small_graphs', 'transforms', 'with_cuda',
 ]  # fmt: skip

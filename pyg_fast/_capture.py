@@ -1,30 +1,53 @@
 """A training step as one CUDA graph."""
 
 from collections.abc import Callable
+from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import SGD, Optimizer
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
+from ._batches import CapturedBatchStep
 from .graph.small_graphs import small_graphs
+from .loader import GraphLoader
 
 Forward = Callable[[Module, Data], Tensor]
 _WARMUP = 3
 
 
+@overload
+def capture(
+    model: Module, data: Data, optimizer: Optimizer,
+    loss_fn: Callable[[Tensor, Tensor], Tensor], *, mask: str | None = 'train_mask',
+    forward: Forward | None = None,
+) -> 'CapturedStep': ...  # fmt: skip
+@overload
+def capture(
+    model: Module, data: GraphLoader, optimizer: Optimizer | None,
+    loss_fn: Callable[[Any, Batch], Tensor], *,
+    forward: Callable[[Module, Batch], Any] | None = None, compile: bool = False,
+    scaler: GradScaler | None = None, check: bool = True,
+) -> CapturedBatchStep: ...  # fmt: skip
 def capture(
     model: Module,
-    data: Data,
-    optimizer: Optimizer,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    data: Data | GraphLoader,
+    optimizer: Optimizer | None,
+    loss_fn: Callable[..., Tensor],
     *,
     mask: str | None = 'train_mask',
-    forward: Forward | None = None,
-) -> 'CapturedStep':
-    r"""A full-batch training step that a GPU runs as one CUDA graph: on small graphs most of a step
-    is Python code and the start of kernels, which a graph does once.
+    forward: Callable[..., Any] | None = None,
+    compile: bool = False,
+    scaler: GradScaler | None = None,
+    check: bool = True,
+) -> 'CapturedStep | CapturedBatchStep':
+    r"""A training step that a GPU runs as one CUDA graph: on small graphs most of a step is Python
+    code and the start of kernels, which a graph does once. The step is that of one graph, or of
+    the batches of a :class:`~pyg_fast.loader.GraphLoader`.
+
+    **One graph**
 
     .. code-block:: python
 
@@ -49,29 +72,82 @@ def capture(
 
     On a CPU every call runs as usual.
 
+    **Batches of small graphs**
+
+    .. code-block:: python
+
+        loader = GraphLoader(dataset, 256, shuffle=True, device='cuda', pad='buckets')
+        step = pyg_fast.capture(model, loader, optimizer, loss_fn)  # loss_fn(out, batch)
+        for epoch in range(100):
+            for loss in step.epoch():  # or: for batch in loader: loss = step(batch)
+                ...
+
+    There is one CUDA graph for each size of padded batches. A smaller last batch, and one above
+    the largest size, runs as usual; :attr:`num_eager` counts them. A step computes
+    :obj:`loss_fn(forward(model, batch), batch)` and updates the parameters; each batch is exactly
+    one step. Results are those of the batch without padding:
+
+    * :obj:`loss_fn` gets outputs and labels of graphs without the graph of the padding. Of outputs
+      of nodes or edges it must leave out the padding by :obj:`batch.node_mask` or
+      :obj:`batch.edge_mask`.
+    * The mean, the variance and the running statistics of a batch norm of nodes, edges or graphs
+      are those of the real rows.
+    * Before a size is captured, a step with padding is compared with one without (dropout and
+      autocast off). If outputs, gradients or buffers differ by more than :math:`10^{-4}`,
+      relative to the largest, an error names the layer.
+
+    The model sees the graph of the padding as one graph more: :obj:`batch.num_graphs` counts it.
+    :obj:`batch.batch` and :obj:`batch.ptr` know their sizes, so layers without a :obj:`size` do not
+    wait for the GPU. Strings and other objects are not in batches that a model sees.
+
+    All sizes share one state of the optimizer and the memory of gradients, which :obj:`.grad`
+    shows after each step. The optimizer is used as written: its option :obj:`capturable` is set (of
+    SGD :obj:`fused`), and its learning rates may change as usual. Its hooks become part of the
+    graph, for example one that clips gradients. With :obj:`optimizer=None` a step adds to the
+    gradients and does nothing else, for example to accumulate them over several batches.
+
     Args:
         model (torch.nn.Module): The model.
-        data (torch_geometric.data.Data): The data, on the device of the model.
-        optimizer (torch.optim.Optimizer): The optimizer. On a GPU one with
-            :obj:`capturable=True`, or :obj:`torch.optim.SGD` with :obj:`fused=True`; its learning
-            rate must be a tensor on the GPU, since a number would never change.
-        loss_fn (Callable): The loss of the outputs and labels of the training nodes.
+        data (torch_geometric.data.Data or GraphLoader): The data, on the device of the model, or
+            the loader of batches, with :obj:`pad='buckets'`.
+        optimizer (torch.optim.Optimizer, optional): The optimizer. For one graph on a GPU it must
+            be one with :obj:`capturable=True`, or :obj:`torch.optim.SGD` with :obj:`fused=True`;
+            its learning rate must be a tensor on the GPU, since a number would never change.
+        loss_fn (Callable): The loss of the outputs and labels of the training nodes, or of the
+            output for a batch and the batch.
         mask (str, optional): The name of the training nodes in :obj:`data`: a boolean mask, or
-            indices. With :obj:`None` the loss is that of all nodes.
+            indices. With :obj:`None` the loss is that of all nodes. Without effect on batches.
             (default: :obj:`"train_mask"`)
-        forward (Callable, optional): The output, from :obj:`(model, data)`. (default: :obj:`None`,
-            :obj:`model(data.x, data.edge_index)`)
+        forward (Callable, optional): The output, from :obj:`(model, data)` or
+            :obj:`(model, batch)`. (default: :obj:`None`, :obj:`model(data.x, data.edge_index)` or
+            :obj:`model(batch)`)
+        compile (bool): Whether Inductor compiles :obj:`forward`; of batches only.
+            (default: :obj:`False`)
+        scaler (torch.amp.GradScaler, optional): Scales the loss; of batches only. On a GPU the
+            optimizer must have :obj:`fused=True`. (default: :obj:`None`)
+        check (bool): Whether to compare a step with padding with one without; of batches only.
+            (default: :obj:`True`)
 
     Shapes:
-        - **output of** :obj:`forward`: :math:`(|\mathcal{V}|, *)`
+        - **output of** :obj:`forward`: :math:`(|\mathcal{V}|, *)`; for batches anything
         - **output of the step:** the loss :math:`()`
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If :obj:`data` has no :obj:`mask`, or a CUDA graph cannot hold the optimizer.
-        RuntimeError: At the third or fourth call, if the step waits for the GPU or cannot be
-            captured.
+        ValueError: If :obj:`data` has no :obj:`mask`; the loader does not pad; the model has a
+            batch norm that cannot leave out padding; or a CUDA graph cannot hold the optimizer.
+        RuntimeError: When the step is captured, if it waits for the GPU or cannot be captured.
     """
+    if isinstance(data, GraphLoader):
+        return CapturedBatchStep(
+            model, data, optimizer, loss_fn, forward=forward, compile=compile, scaler=scaler,
+            check=check,
+        )
+    for name, given, default in (
+        ('compile', compile, False), ('scaler', scaler, None), ('check', check, True),
+    ):  # fmt: skip
+        if given is not default:
+            raise ValueError(f"{name!r} is of batches: 'data' must be a GraphLoader for it")
     for name, value, kind in (
         ('model', model, Module), ('data', data, Data), ('optimizer', optimizer, Optimizer),
     ):  # fmt: skip
@@ -81,6 +157,7 @@ def capture(
         raise TypeError(f"'loss_fn' must be callable, got {type(loss_fn).__name__}")
     if mask is not None and getattr(data.get(mask), 'ndim', 0) != 1:
         raise ValueError(f"'data' must have a vector {mask!r}, or 'mask' must be None")
+    assert isinstance(optimizer, Optimizer)
     if _device(model).type == 'cuda':
         _check_optimizer(optimizer)
     return CapturedStep(model, data, optimizer, loss_fn, mask, forward)

@@ -101,7 +101,7 @@ def graph_of(
     if not isinstance(edge_index, EdgeIndex):
         return _sorted(edge_index, num_src, num_dst, transpose, drop_loops, wait, values)
     if torch.compiler.is_compiling():
-        return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
+        return _traced(edge_index, num_src, num_dst, transpose, drop_loops, values)
     raise_pending()
     request = GraphRequest(num_src, num_dst, drop_loops)
     graph = look_up(edge_index, request)
@@ -425,12 +425,17 @@ def _of_batch(edge_index: BatchEdgeIndex, num_src: int, num_dst: int) -> Graph:
 
 
 def _traced(
-    edge_index: EdgeIndex, num_src: int, num_dst: int, transpose: bool, drop_loops: bool
-) -> Graph:
+    edge_index: EdgeIndex, num_src: int, num_dst: int, transpose: bool, drop_loops: bool,
+    values: bool,
+) -> Graph:  # fmt: skip
     if isinstance(edge_index, BatchEdgeIndex) and edge_index._indptr is not None:
         graph = _of_batch(edge_index, num_src, num_dst)
+        if not drop_loops and transpose:
+            if values:  # by a sort
+                return graph._replace(missing='t_perm').with_positions()
+            return graph.with_transpose()
         if not drop_loops:
-            return graph.with_transpose() if transpose else graph
+            return graph
         return graph_of(edge_index._data, num_src, num_dst, drop_loops=True)
     graph = look_up(edge_index, GraphRequest(num_src, num_dst, drop_loops))
     if graph is None:

@@ -21,6 +21,9 @@ from ._place import Place
 #: lists of them.
 Slices: TypeAlias = 'Tensor | dict[str, Slices] | list[Slices] | None'
 
+#: Of some levels the number of rows that are kept.
+Counts: TypeAlias = Mapping[int, int]
+
 # Attributes that have as many rows as edges by chance, and are not in their order.
 _OF_OTHER_EDGES = ('edge_label', 'edge_label_index')
 
@@ -43,6 +46,15 @@ class Attribute(Protocol):
 
     def follow(self, graphs: Selection) -> tuple[Slices, Slices]:
         """The graph of each row and the first row of each graph, as of :obj:`follow_batch`."""
+
+    def cut(self, value: object, counts: Counts) -> object:
+        """The first rows of its value in a batch."""
+
+    def cut_follow(self, value: object, counts: Counts) -> object:
+        """The first rows of the graph of each row."""
+
+    def has_own_rows(self) -> bool:
+        """Whether it has other rows than one for each node, edge or graph."""
 
 
 @dataclass
@@ -97,6 +109,15 @@ class TensorAttribute:
     def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
         return graphs.rows(self.level).owner.clone(), graphs.offsets(self.level).clone()
 
+    def cut(self, value: object, counts: Counts) -> object:
+        return cut_rows(value, self.level, counts, self.dim)
+
+    def cut_follow(self, value: object, counts: Counts) -> object:
+        return cut_rows(value, self.level, counts)
+
+    def has_own_rows(self) -> bool:
+        return self.level > EDGES
+
 
 @dataclass
 class ObjectAttribute:
@@ -116,6 +137,16 @@ class ObjectAttribute:
 
     def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
         return graphs.rows(GRAPHS).owner.clone(), graphs.offsets(GRAPHS).clone()
+
+    def cut(self, value: object, counts: Counts) -> object:
+        assert isinstance(value, list)
+        return value[: counts.get(GRAPHS, len(value))]
+
+    def cut_follow(self, value: object, counts: Counts) -> object:
+        return cut_rows(value, GRAPHS, counts)
+
+    def has_own_rows(self) -> bool:
+        return False
 
 
 @dataclass
@@ -138,6 +169,17 @@ class DictAttribute:
         batch, ptr = ({key: pair[k] for key, pair in both.items()} for k in range(2))
         return batch, ptr
 
+    def cut(self, value: object, counts: Counts) -> object:
+        assert isinstance(value, dict)
+        return {key: part.cut(value[key], counts) for key, part in self.parts.items()}
+
+    def cut_follow(self, value: object, counts: Counts) -> object:
+        assert isinstance(value, dict)
+        return {key: part.cut_follow(value[key], counts) for key, part in self.parts.items()}
+
+    def has_own_rows(self) -> bool:
+        return any(part.has_own_rows() for part in self.parts.values())
+
 
 @dataclass
 class ListAttribute:
@@ -157,6 +199,25 @@ class ListAttribute:
     def follow(self, graphs: Selection) -> tuple[list[Slices], list[Slices]]:
         both = [part.follow(graphs) for part in self.parts]
         return [batch for batch, _ in both], [ptr for _, ptr in both]
+
+    def cut(self, value: object, counts: Counts) -> object:
+        assert isinstance(value, list)
+        return [part.cut(each, counts) for part, each in zip(self.parts, value, strict=True)]
+
+    def cut_follow(self, value: object, counts: Counts) -> object:
+        assert isinstance(value, list)
+        return [
+            part.cut_follow(each, counts) for part, each in zip(self.parts, value, strict=True)
+        ]
+
+    def has_own_rows(self) -> bool:
+        return any(part.has_own_rows() for part in self.parts)
+
+
+def cut_rows(value: object, level: int, counts: Counts, dim: int = 0) -> object:
+    """The first rows of a tensor of a level, all if the level is not counted."""
+    assert isinstance(value, Tensor)
+    return value.narrow(dim, 0, counts[level]) if level in counts else value
 
 
 def gather(rows: Tensor, index: Tensor) -> Tensor:

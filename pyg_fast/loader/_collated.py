@@ -1,19 +1,21 @@
 """A dataset of graphs, collated once, and the batches made of it."""
 
+import copy
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.data.storage import GlobalStorage
 
 from ..graph.prepared_graph import list_of
-from ._attributes import Attribute, Column, Order, Slices
+from ._attributes import Attribute, Column, Order, Slices, cut_rows
 from ._edges import GraphEdges, write_edges
-from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, Padding, Selection
+from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding, Selection
 from ._place import Place
 from ._read_graphs import with_bar
 
@@ -92,9 +94,57 @@ class Collated:
         if masks:
             self._add_masks(values, graphs)
         store.__dict__['_num_graphs'] = graphs.num_graphs
+        store.__dict__['_num_real'] = NumReal(
+            graphs.num_real, graphs.num_real_rows(NODES), graphs.num_real_rows(EDGES)
+        )
         for name in ('slices', 'incs'):
             store.__dict__[_NAMES[name]] = Lazy(partial(self._tell, name, graphs))
         return out
+
+    def cut(self, batch: Batch, real: NumReal, levels: Collection[int] = (GRAPHS, NODES, EDGES)
+    ) -> Batch:  # fmt: skip
+        """A padded batch without the rows of the padding, as views.
+
+        Args:
+            batch: The batch, which stays as it is.
+            real: Its numbers of rows that are not of the padding.
+            levels: The levels that are cut.
+        """
+        out = copy.copy(batch)
+        counts = {level: real[level] for level in levels}
+        values = out._store._mapping
+        for key, attribute in self._attributes.items():
+            if key not in values:
+                continue
+            if attribute is None:
+                if NODES in counts:
+                    values[key] = real.nodes
+                continue
+            values[key] = attribute.cut(values[key], counts)
+            if key in self._follow and f'{key}_batch' in values:
+                values[f'{key}_batch'] = attribute.cut_follow(values[f'{key}_batch'], counts)
+                if GRAPHS in counts:
+                    values[f'{key}_ptr'] = tree_map(
+                        lambda ptr: ptr[: real.graphs + 1], values[f'{key}_ptr']
+                    )
+        for key, level in _OF_LEVEL.items():
+            if key in values:
+                values[key] = cut_rows(values[key], level, counts)
+        if GRAPHS in counts:
+            out._store.__dict__['_num_graphs'] = real.graphs
+            if '_num_nodes' in out._store.__dict__:
+                sizes = out._store.__dict__['_num_nodes'][: real.graphs]
+                out._store.__dict__['_num_nodes'] = sizes
+        if GRAPHS in counts and NODES in counts and 'ptr' in values:
+            values['ptr'] = values['ptr'][: real.graphs + 1]
+        return out
+
+    def list_own_rows(self) -> list[str]:
+        """The attributes with other rows than one for each node, edge or graph."""
+        return [
+            key for key, attribute in self._attributes.items()
+            if attribute is not None and attribute.has_own_rows()
+        ]
 
     def _add_masks(self, values: dict[str, object], graphs: Selection) -> None:
         levels = {'node': NODES, 'edge': EDGES, 'graph': GRAPHS}
@@ -108,6 +158,7 @@ class Collated:
         }
 
 
+_OF_LEVEL = {'batch': NODES, 'node_mask': NODES, 'edge_mask': EDGES, 'graph_mask': GRAPHS}
 _NAMES = {'slices': '_slice_dict', 'incs': '_inc_dict'}
 
 

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..graph.batch_edge_index import DisjointEdgeIndex
-from ..graph.graph import keep_graph
+from ..graph.graph import graph_of, keep_graph
 from ..ops.join_edges import join_edges
 from ..sparse.graph import Graph
 from ..sparse.to_csr import to_csr, to_csr_csc
+from ._attributes import Counts, cut_rows
 from ._levels import EDGES, NODES, Levels, Selection, send
 from ._place import Place
 
@@ -84,6 +85,35 @@ class GraphEdges:
         out = DisjointEdgeIndex.of(edges[:2].long(), by_dst.long())
         keep_graph(out, graph, self.is_loop_free)
         return out
+
+    def cut(self, value: object, counts: Counts) -> object:
+        if NODES not in counts or EDGES not in counts:
+            return value
+        # The padding comes last in both structures.
+        assert isinstance(value, DisjointEdgeIndex)
+        assert value._indptr is not None
+        size, num_edges = counts[NODES], counts[EDGES]
+        graph = graph_of(value, value.sparse_size(0), value.sparse_size(0))
+        rowptr, col, _, t_rowptr, t_col, t_perm = (
+            None if part is None else part[: size + 1] if number % 3 == 0 else part[:num_edges]
+            for number, part in enumerate(graph[:6])
+        )
+        assert rowptr is not None
+        assert col is not None
+        part = Graph(
+            rowptr, col, None, t_rowptr, t_col, t_perm, size, size, longest_row=graph.longest_row
+        )
+        out = DisjointEdgeIndex.of(
+            value.as_tensor()[:, :num_edges].contiguous(), value._indptr[: size + 1]
+        )
+        keep_graph(out, part, self.is_loop_free)
+        return out
+
+    def cut_follow(self, value: object, counts: Counts) -> object:
+        return cut_rows(value, EDGES, counts)
+
+    def has_own_rows(self) -> bool:
+        return False
 
     def slices(self, graphs: Selection) -> Tensor:
         return torch.from_numpy(graphs.ptr[EDGES].copy())

@@ -18,6 +18,14 @@ Ints = npt.NDArray[np.int64]
 GRAPHS, NODES, EDGES = range(3)
 
 
+class NumReal(NamedTuple):
+    """The numbers of graphs, nodes and edges of a batch that are not of a padding."""
+
+    graphs: int
+    nodes: int
+    edges: int
+
+
 class Padding(NamedTuple):
     """The nodes and edges that fill a batch up to the sizes of its bucket, as one more graph."""
 

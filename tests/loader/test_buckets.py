@@ -54,6 +54,33 @@ def test_padding(device: torch.device, order: str) -> None:
             check_equal(a._store._mapping, b._store._mapping)
 
 
+@pytest.mark.parametrize('order', ['sorted', 'dataset'])
+def test_cut(device: torch.device, order: str) -> None:
+    """Without its padding a batch is that of a loader that does not pad, also for kernels."""
+    names = ['x', 'edge_index', 'edge_attr', 'y', 'name', 'number', 'rings', 'nested', 'parts',
+             'index_mask']  # fmt: skip
+    graphs = random_graphs(60, names)
+    options = dict(
+        drop_last=True, device=device, edge_order=order, follow_batch=['x', 'nested', 'name']
+    )
+    loader, plain = pad_loader(graphs, 8, **options), GraphLoader(graphs, 8, **options)
+    assert loader._collated.list_own_rows() == ['rings', 'parts']
+    conv = FusedSAGEConv(3, 4).to(device)
+    for batch, real in zip(loader, plain, strict=True):
+        out = loader._collated.cut(batch, batch._store.__dict__['_num_real'])
+        for name in ('node_mask', 'edge_mask', 'graph_mask'):
+            assert out[name].all()
+            del out[name]
+        check_equal(out._store._mapping, real._store._mapping)
+        assert out.num_graphs == real.num_graphs
+        assert batch.num_graphs == 9
+        x = real.x.clone().requires_grad_()
+        grads = [
+            torch.autograd.grad(conv(x, each.edge_index).square().sum(), x) for each in (out, real)
+        ]
+        torch.testing.assert_close(*grads)
+
+
 def check_padding_edges(batch: Batch, num_nodes: int, num_edges: int) -> None:
     """The edges of the padding are among its nodes, spread evenly, and no loops."""
     edge_index = batch.edge_index

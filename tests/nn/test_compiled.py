@@ -371,7 +371,8 @@ def test_prepared_sizes(name: str, lacks: tuple[str, ...], device: torch.device)
 
 @pytest.mark.parametrize('name', LAYERS)
 def test_batches_of_a_loader(name: str, device: torch.device) -> None:
-    """Code that is compiled for one runs for all, also for the last one, which is smaller."""
+    """Code that is compiled for one runs for all, also for the last one, which is smaller, with
+    gradients of nodes and edges, whose order in the transpose is another."""
     x = torch.randn(300, 8, dtype=torch.double)
     data = Data(x=x, edge_index=torch.randint(300, (2, 2000)), num_nodes=300)
     conv = LAYERS[name]().double().to(device)
@@ -384,9 +385,13 @@ def test_batches_of_a_loader(name: str, device: torch.device) -> None:
     for batch in batches:
         edges = batch.edge_index
         features = [torch.randn(edges.size(1), 8).to(x).to(device)] * isinstance(conv, Own)
-        out = compiled(batch.x, edges, *features)
-        expected = conv(batch.x, edges.as_tensor(), *features)
+        inputs = [t.clone().requires_grad_() for t in (batch.x, *features)]
+        out = compiled(inputs[0], edges, *inputs[1:])
+        expected = conv(inputs[0], edges.as_tensor(), *inputs[1:])
         torch.testing.assert_close(out, expected)
+        weights = torch.randn_like(out)
+        grads = [torch.autograd.grad((y * weights).sum(), inputs) for y in (out, expected)]
+        torch.testing.assert_close(*grads)
         frames.add(backend.frames)
     assert len(batches) == 14
     assert len(frames) == 1  # Those of the first call: GAT has two parts.

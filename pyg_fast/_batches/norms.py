@@ -1,0 +1,139 @@
+"""Batch norms that leave out the rows of a padding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module, SyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric.nn.norm import HeteroBatchNorm
+
+
+class Level(NamedTuple):
+    """The rows of a padded batch: nodes, edges or graphs."""
+
+    is_padding: Tensor
+    num_real: Tensor
+
+
+class Masks(NamedTuple):
+    """The levels of a padded batch. Their numbers of rows differ, and tell which level a tensor
+    is of."""
+
+    graphs: Level
+    nodes: Level
+    edges: Level
+
+    @staticmethod
+    def of(batch: object) -> 'Masks':
+        """Those of a batch, whose rows are counted on the device."""
+        masks = [getattr(batch, f'{level}_mask') for level in ('graph', 'node', 'edge')]
+        return Masks(*(Level(~mask, mask.sum()) for mask in masks))
+
+
+class _Masked(_BatchNorm):
+    """A batch norm of a padded batch: means and variances are of its real rows."""
+
+    _masks: Masks
+    _path: str
+    _seen: set[int]  # the levels that it has normalized
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        self._check_input_dim(input)
+        # The rows that share a channel: all but the second dimension.
+        is_padding, num_real = self._find(input)
+        x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        is_padding = is_padding.view(-1, *[1] * (x.dim() - 1))
+        total = (num_real * (x[0, 0].numel() if x.dim() > 2 else 1)).to(x.dtype)
+        # A row of the padding may hold no numbers, which gradients would spread.
+        x = x.masked_fill(is_padding, 0)
+        mean = x.sum(dims) / total
+        centered = x - mean.view(shape)
+        var = centered.masked_fill(is_padding, 0).square().sum(dims) / total
+        out = centered * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            out = out * self.weight.view(shape)
+        if self.bias is not None:
+            out = out + self.bias.view(shape)
+        if self.training and self.running_mean is not None:
+            self._track(mean.detach(), var.detach(), total)
+        return out.to(input.dtype)
+
+    def _track(self, mean: Tensor, var: Tensor, total: Tensor) -> None:
+        """Updates the running statistics as torch's, on the device."""
+        assert self.num_batches_tracked is not None
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            unbiased = var * (total / (total - 1))
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                assert running is not None
+                share: float | Tensor | None = self.momentum
+                if share is None:
+                    share = self.num_batches_tracked.to(running.dtype).reciprocal()
+                running.mul_(1 - share).add_(new.to(running.dtype) * share)
+
+    def _find(self, input: Tensor) -> Level:
+        rows = input.size(0)
+        for number, level in enumerate(self._masks):
+            if rows == level.is_padding.size(0):
+                if not torch.compiler.is_compiling():
+                    self._seen.add(number)
+                return level
+        counts = [int(level.is_padding.size(0)) for level in self._masks]
+        raise ValueError(
+            f"batch norm {self._path!r} got {int(rows)} rows, but a captured step knows padding "
+            f'only among the {counts[1]} nodes, {counts[2]} edges and {counts[0]} graphs of a '
+            'batch: use a norm that does not mix rows there, such as LayerNorm, or train with '
+            'plain batches'
+        )
+
+
+@cache
+def _masked(cls: type[_BatchNorm]) -> type[_BatchNorm]:
+    """The twin of a class. It stands behind subclasses that call their base's forward."""
+    return type(cls.__name__, (cls, _Masked), {'__module__': cls.__module__})
+
+
+def list_norms(*modules: object) -> dict[_BatchNorm, str]:
+    """The batch norms in modules, with their paths.
+
+    Raises:
+        ValueError: If there are norms without a twin.
+    """
+    found: dict[_BatchNorm, str] = {}
+    for module in modules:
+        if not isinstance(module, Module):
+            continue
+        for path, each in module.named_modules():
+            if isinstance(each, (SyncBatchNorm, HeteroBatchNorm)):
+                raise ValueError(
+                    f"'model' must not have a {type(each).__name__}, got one as {path!r}: a "
+                    'captured step cannot leave the padding out of its statistics; use BatchNorm, '
+                    'or train with plain batches'
+                )
+            if isinstance(each, _BatchNorm):
+                found.setdefault(each, path)
+    return found
+
+
+@contextmanager
+def masked(norms: dict[_BatchNorm, str], masks: Masks) -> Iterator[None]:
+    """Batch norms are those of a padded batch, while the context lasts."""
+    classes = {norm: type(norm) for norm in norms}
+    try:
+        for norm, path in norms.items():
+            norm.__dict__.update(_masks=masks, _path=path, _seen=set())
+            norm.__class__ = _masked(classes[norm])  # type: ignore[arg-type]
+        yield
+    finally:
+        for norm, cls in classes.items():
+            norm.__class__ = cls
+            for name in ('_masks', '_path', '_seen'):
+                norm.__dict__.pop(name, None)
