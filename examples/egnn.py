@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from gat import SIDES
-from node_classification import at_least, choose_device, now
+from node_classification import at_least, choose_device, columns, now
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, global_add_pool
 from tqdm import tqdm
@@ -174,7 +174,7 @@ def compare(args: argparse.Namespace) -> str:
         for side, found in outcomes.items():
             found.append(train(side, args, args.seed + run))
     sides = list(outcomes.values())
-    rows = [
+    return columns([
         ['', *outcomes],
         ['error of forces [%]',
          *(f'{100 * statistics.fmean(each.error for each in found):.1f}' for found in sides)],
@@ -182,9 +182,7 @@ def compare(args: argparse.Namespace) -> str:
          *(f'{100 * statistics.fmean(each.drift for each in found):.2f}' for found in sides)],
         ['training step [ms]',
          *(f'{statistics.median(each.training for each in found):.2f}' for found in sides)],
-    ]
-    return '\n'.join((f'{name:20}' + ''.join(f'{value:>12}' for value in values)).rstrip()
-                     for name, *values in rows)
+    ])
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

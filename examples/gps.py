@@ -16,7 +16,7 @@ import statistics
 import torch
 import torch.nn.functional as F
 from gat import SIDES
-from node_classification import PeakMemory, at_least, choose_device, now
+from node_classification import PeakMemory, at_least, choose_device, columns, now
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -158,9 +158,7 @@ def compare(args: argparse.Namespace) -> str:
     ]
     guess = statistics.fmean(each.y.item() for each in parts[0])
     error = statistics.fmean(abs(each.y.item() - guess) for each in parts[1])
-    table = '\n'.join((f'{name:26}' + ''.join(f'{value:>12}' for value in values)).rstrip()
-                      for name, *values in rows)
-    return f'{table}\nThe mean of all molecules as a guess has an error of {error:.3f}.'
+    return f'{columns(rows)}\nThe mean of all molecules as a guess has an error of {error:.3f}.'
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from gps import ATOMS, BONDS, molecule
-from node_classification import at_least, choose_device, now
+from node_classification import at_least, choose_device, columns, now
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -152,7 +152,7 @@ def compare(args: argparse.Namespace) -> str:
         for side, found in outcomes.items():
             found.append(train(side, parts, args, args.seed + run))
     sides = list(outcomes.values())
-    rows = [
+    return columns([
         ['', *outcomes],
         ['error on unseen molecules',
          *(f'{statistics.fmean(each.error for each in found):.3f}' for found in sides)],
@@ -160,9 +160,7 @@ def compare(args: argparse.Namespace) -> str:
          *(f'{statistics.median(each.making for each in found):.2f}' for found in sides)],
         ['loading and training [ms]',
          *(f'{statistics.median(each.training for each in found):.2f}' for found in sides)],
-    ]
-    return '\n'.join((f'{name:26}' + ''.join(f'{value:>12}' for value in values)).rstrip()
-                     for name, *values in rows)
+    ])
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

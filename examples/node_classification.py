@@ -330,6 +330,13 @@ def at_least(least: float, kind: type, below: float = float('inf')) -> Callable[
     return convert
 
 
+def columns(rows: list[list[str]]) -> str:
+    """A table: the first column has the names of rows, each other one belongs to a side."""
+    width = max(len(row[0]) for row in rows) + 1
+    lines = [f'{name:{width}}' + ''.join(f'{value:>12}' for value in row) for name, *row in rows]
+    return '\n'.join(line.rstrip() for line in lines)
+
+
 def choose_device(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Settles on which device to run, or says why not on a GPU."""
     has_cuda = torch.cuda.is_available()
