@@ -23,6 +23,7 @@ test: $(VENV)/.test
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs

@@ -271,6 +271,7 @@ SOURCES = [
     for source in ROOT.glob(pattern)
 ]
 
+
 def long_description() -> str:
     """README with whole addresses: PyPI shows it without the files beside it."""
     text = (ROOT / 'README.md').read_text(encoding='utf-8')

@@ -64,7 +64,7 @@ def accelerate(
     if refused:
         raise TypeError(
             f'accelerate takes the model alone, got a {type(refused[0]).__name__} after it: '
-            "options need their names, such as verbose=True; the data are not needed here, but "
+            'options need their names, such as verbose=True; the data are not needed here, but '
             'sorted once by data = pyg_fast.transforms.ToCSR()(data)'
         )
     for name, value in (('verbose', verbose), ('strict', strict)):

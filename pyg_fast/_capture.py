@@ -140,7 +140,13 @@ def capture(
     """
     if isinstance(data, GraphLoader):
         return CapturedBatchStep(
-            model, data, optimizer, loss_fn, forward=forward, compile=compile, scaler=scaler,
+            model,
+            data,
+            optimizer,
+            loss_fn,
+            forward=forward,
+            compile=compile,
+            scaler=scaler,
             check=check,
         )
     for name, given, default in (

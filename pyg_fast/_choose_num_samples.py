@@ -150,7 +150,8 @@ def _sampled_layers(model: Module, strategy: str | None) -> list[Sampled]:
     sampling = [layer for layer in layers if layer.sample != 'never']
     if not sampling:
         raise ValueError(
-            "'model' has no sampled layer" if not layers
+            "'model' has no sampled layer"
+            if not layers
             else "'model' has no layer that samples: all have sample='never'"
         )
     if strategy is not None:

@@ -66,7 +66,8 @@ def compile(
         loops=any(getattr(layer, 'add_self_loops', False) for layer in layers),
         values=any(
             getattr(layer, '_marks', None) is not None
-            or getattr(layer, 'edge_dim', None) is not None for layer in layers
+            or getattr(layer, 'edge_dim', None) is not None
+            for layer in layers
         ),
     )
     compiled.register_forward_pre_hook(prepare, with_kwargs=True)

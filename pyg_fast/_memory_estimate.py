@@ -274,7 +274,10 @@ class _Live(TorchDispatchMode):
         )  # fmt: skip
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple = (),
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
         for leaf in tree_leaves((args, kwargs)):  # made before

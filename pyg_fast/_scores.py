@@ -21,9 +21,7 @@ Score: TypeAlias = Callable[[Module], float]
 _ROUNDING = 1e-9  # Tolerance: 0.81 - 0.8 is slightly above 0.01.
 
 
-def score_of(
-    data: Data, max_drop: float, metric: Metric | None, forward: Forward | None
-) -> Score:
+def score_of(data: Data, max_drop: float, metric: Metric | None, forward: Forward | None) -> Score:
     """The score of a model: its accuracy on the validation nodes, unless a metric is given.
 
     Raises:

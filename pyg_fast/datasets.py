@@ -1,4 +1,5 @@
 """Generated graphs, without downloads."""
+
 from __future__ import annotations
 
 import math
@@ -283,12 +284,16 @@ class MultiLabelPlantedGraph(_PlantedDataset):
         score += noise * _normal(num_nodes, num_labels, generator)
         centroids = _centroids(size.num_communities, num_channels, signal, generator)
         x = _normal(num_nodes, num_channels, generator).add_(centroids[community])
-        self.data, self.slices = self.collate([Data(
-            x=x,
-            edge_index=_edge_index(rowptr, col),
-            y=_top_shares(score),
-            **_masks(num_nodes, generator),
-        )])
+        self.data, self.slices = self.collate(
+            [
+                Data(
+                    x=x,
+                    edge_index=_edge_index(rowptr, col),
+                    y=_top_shares(score),
+                    **_masks(num_nodes, generator),
+                )
+            ]
+        )
 
 
 def _top_shares(score: Tensor) -> Tensor:
@@ -298,8 +303,7 @@ def _top_shares(score: Tensor) -> Tensor:
     counts = (0.4 * num_nodes * 0.05 ** (label / max(num_labels - 1, 1))).round()
     place = torch.arange(num_nodes, device=score.device).view(-1, 1)
     order = score.argsort(dim=0, descending=True, stable=True)
-    return torch.empty_like(score, dtype=torch.float).scatter_(
-        0, order, (place < counts).float())
+    return torch.empty_like(score, dtype=torch.float).scatter_(0, order, (place < counts).float())
 
 
 def _edge_index(rowptr: Tensor, col: Tensor) -> Tensor:
@@ -333,8 +337,8 @@ def _resolve_any(size: str | PlantedSize | DirectedSize) -> PlantedSize | Direct
         return _resolve(size)
     if not isinstance(size, DirectedSize):
         raise TypeError(
-            "'size' must be a name, a PlantedSize or a DirectedSize, got "
-            f'{type(size).__name__}')
+            f"'size' must be a name, a PlantedSize or a DirectedSize, got {type(size).__name__}"
+        )
     _check('num_nodes', size.num_nodes, 2, 2**31 - 1)
     _check('num_edges', size.num_edges, 0)
     _check('num_communities', size.num_communities, 1, size.num_nodes)
@@ -392,9 +396,7 @@ def _centroids(
     return centroids.mul_(signal / centroids.norm(dim=1, keepdim=True))
 
 
-def _draw_strays(
-    y: Tensor, num_classes: int, astray: float, generator: torch.Generator
-) -> Tensor:
+def _draw_strays(y: Tensor, num_classes: int, astray: float, generator: torch.Generator) -> Tensor:
     """Labels of which a share is drawn anew."""
     strays = _uniform(y.numel(), generator) < astray
     anything = torch.randint(num_classes, y.shape, generator=generator, device=y.device)
@@ -434,13 +436,21 @@ def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tenso
     edge = torch.unique_consecutive(both.sort()[0])
     rowptr = edge.new_zeros(num_nodes + 1)
     rowptr[1:] = (edge // num_nodes).bincount(minlength=num_nodes).cumsum(0)
-    return rowptr.int(), (edge % num_nodes).int(), torch.empty_like(community).index_put_(
-        (shuffle,), community)
+    return (
+        rowptr.int(),
+        (edge % num_nodes).int(),
+        torch.empty_like(community).index_put_((shuffle,), community),
+    )
 
 
 def _draw_nodes(
-    size: DirectedSize, num_classes: int, num_channels: int, signal: float, astray: float,
-    dtype: torch.dtype, generator: torch.Generator,
+    size: DirectedSize,
+    num_classes: int,
+    num_channels: int,
+    signal: float,
+    astray: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Labels and features, written block by block."""
     device = generator.device
@@ -448,7 +458,7 @@ def _draw_nodes(
     y = torch.empty(size.num_nodes, dtype=torch.int64, device=device)
     x = torch.empty(size.num_nodes, num_channels, dtype=dtype, device=device)
     for start in range(0, size.num_nodes, _NODE_BLOCK):
-        label, rows = (tensor[start:start + _NODE_BLOCK] for tensor in (y, x))
+        label, rows = (tensor[start : start + _NODE_BLOCK] for tensor in (y, x))
         count = label.numel()
         node = torch.arange(start, start + count, device=device)
         planted = node % size.num_communities % num_classes
@@ -457,9 +467,7 @@ def _draw_nodes(
     return y, x
 
 
-def _plant_directed(
-    size: DirectedSize, dtype: torch.dtype, generator: torch.Generator
-) -> Tensor:
+def _plant_directed(size: DirectedSize, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """``edge_index`` of independent edges, written block by block, without a table or a sort.
 
     Of propensities that are the quantiles of a log-normal distribution, the share of the ranks
@@ -472,8 +480,7 @@ def _plant_directed(
 
     def draw(community: Tensor, stride: int) -> Tensor:
         members = least + (community < more).long()
-        rank = torch.randn(
-            community.shape, dtype=torch.double, generator=generator, device=device)
+        rank = torch.randn(community.shape, dtype=torch.double, generator=generator, device=device)
         rank = torch.special.ndtr(rank.sub_(SIGMA)).mul_(members).long()
         # Frequent nodes are spread over the graph, others as sources than as destinations.
         rank = torch.minimum(rank, members - 1).add_(community).add_(1)
@@ -483,10 +490,11 @@ def _plant_directed(
     edge_index = torch.empty(2, num_edges, dtype=dtype, device=device)
     strides = _stride(least, 0.618), _stride(least, 0.755)
     for start in range(0, num_edges, _EDGE_BLOCK):
-        block = edge_index[:, start:start + _EDGE_BLOCK]
+        block = edge_index[:, start : start + _EDGE_BLOCK]
         count = block.size(1)
         community, other = torch.randint(
-            num_communities, (2, count), generator=generator, device=device)
+            num_communities, (2, count), generator=generator, device=device
+        )
         dst = draw(community, strides[0])
         stays = _uniform(count, generator) < inside
         src = draw(torch.where(stays, community, other), strides[1])

@@ -18,9 +18,7 @@ class _Live(TorchDispatchMode):
         self.now = self.peak = 0
         self.known = known
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):  # made before
             if isinstance(leaf, Tensor):
                 self.known.add(leaf.untyped_storage()._cdata)

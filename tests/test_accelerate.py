@@ -348,7 +348,9 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
     assert pickle.loads(pickle.dumps(report)) == list(report)
     x, edge_index = torch.randn(5, 8), torch.tensor([[0], [1]])
     assert [each.runs_on for each in report] == [
-        'no eager call yet', "PyG's code", 'no eager call yet'
+        'no eager call yet',
+        "PyG's code",
+        'no eager call yet',
     ]
     with pyg_fast.small_graphs('kernel'):
         model['first'](x, edge_index)
@@ -414,8 +416,12 @@ class Told(MessagePassing):
     [
         ('print', 'message calls print', 'print(x_i.shape)', 'print in forward'),
         ('value', 'reads a value of a tensor', "if self.how == 'value'", 'torch.where'),
-        ('norm', 'batch normalization in training mixes edges', 'return self.norm(x_j)',
-         'in forward or update'),
+        (
+            'norm',
+            'batch normalization in training mixes edges',
+            'return self.norm(x_j)',
+            'in forward or update',
+        ),
         ('number', 'a number that changes: self.count', 'return x_j[:, :4]', 'a tensor in place'),
     ],
 )

@@ -81,7 +81,10 @@ def test_compiled(device: torch.device) -> None:
         capture=False, seconds=0.01,
     )  # fmt: skip
     assert [row.way for row in result.rows] == [
-        'PyG', 'pyg_fast', 'PyG, torch.compile', 'pyg_fast, compiled'
+        'PyG',
+        'pyg_fast',
+        'PyG, torch.compile',
+        'pyg_fast, compiled',
     ]
     assert [row.compile_seconds is not None for row in result.rows] == [False, False, True, True]
     assert all(row.compile_seconds > row.seconds > 0 for row in result.rows[2:])

@@ -115,14 +115,10 @@ def test_like_pygs_loop(graphs: list[Data], device: torch.device, how: str) -> N
     pygs = copy.deepcopy(ours)
     if how == 'accelerated':
         pyg_fast.accelerate(ours)
-    optimizers = [
-        sgd(ours, fused=how != 'direct', weight_decay=0.25), sgd(pygs, weight_decay=0.25)
-    ]
+    optimizers = [sgd(ours, fused=how != 'direct', weight_decay=0.25), sgd(pygs, weight_decay=0.25)]
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
     loader = pad(graphs, device, shuffle=True, generator=torch.Generator().manual_seed(1))
-    plain = DataLoader(
-        graphs, SIZE, shuffle=True, generator=torch.Generator().manual_seed(1)
-    )
+    plain = DataLoader(graphs, SIZE, shuffle=True, generator=torch.Generator().manual_seed(1))
     step = pyg_fast.capture(ours, loader, optimizers[0], loss_fn)
     if how != 'direct':
         step = replayed(step)
@@ -371,6 +367,7 @@ def test_what_differs_by_rounding_is_compared_in_float64(
     graphs: list[Data], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 a ReLU may take the other side of its kink. Here a layer is coarse on purpose."""
+
     class Coarse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -399,6 +396,7 @@ def test_what_differs_by_rounding_is_compared_in_float64(
 
 def test_a_loss_of_nodes_uses_the_mask(graphs: list[Data], device: torch.device) -> None:
     """Outputs of several kinds, a loss that is a module with parameters, labels of nodes."""
+
     class Weighted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -429,9 +427,11 @@ def test_a_loss_of_nodes_uses_the_mask(graphs: list[Data], device: torch.device)
             step = replayed(pyg_fast.capture(model, pad(graphs, device), optimizer, loss))
             losses = list(step.epoch())
         else:
+
             def masked_loss(out: Any, batch: Batch, loss: Any = loss) -> Tensor:
                 batch.node_mask = batch.x.new_ones(batch.num_nodes)
                 return loss(out, batch)
+
             losses = list(pygs_loop(model, DataLoader(graphs, SIZE), optimizer, masked_loss))
         results.append((losses, both))
     assert_close(results[0][0], results[1][0])
@@ -496,9 +496,7 @@ def test_batch_norms_without_a_twin_are_refused(graphs: list[Data]) -> None:
             pyg_fast.capture(model, pad(graphs), sgd(model), loss_fn)
     model = Layered(nn.BatchNorm1d(4), lambda x, batch: model.layer(x.view(2, -1, 4)[0])).double()
     some = [data for data in graphs if data.num_nodes % 2 == 0]
-    step = pyg_fast.capture(
-        Rows(), pad(some), sgd(Rows()), lambda out, batch: out.square().mean()
-    )
+    step = pyg_fast.capture(Rows(), pad(some), sgd(Rows()), lambda out, batch: out.square().mean())
     with pytest.raises(ValueError, match=r"batch norm 'norm' got \d+ rows, but a captured step"):
         next(step.epoch())
 

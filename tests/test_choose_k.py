@@ -58,9 +58,7 @@ def test_least_from_which_all_hold(
     full: float, scores: dict[int, float], max_drop: float, expected: int | None
 ) -> None:
     train, calls = trainer({None: full, **scores})
-    choice = choose_k(
-        train, DATA, max_drop, candidates=[*scores, 16], metric=lambda out, data: out
-    )
+    choice = choose_k(train, DATA, max_drop, candidates=[*scores, 16], metric=lambda out, data: out)
     assert choice.k == expected
     assert choice.full_score == full
     assert calls == [None, *sorted(scores, reverse=True)]  # once each

@@ -24,7 +24,8 @@ class Net(Module):
     def __init__(self, conv: Any, num_samples: int = 3, **kwargs: Any) -> None:
         super().__init__()
         self.convs = ModuleList(
-            [conv(64, 16, num_samples, **kwargs), conv(16, 4, num_samples, **kwargs)])
+            [conv(64, 16, num_samples, **kwargs), conv(16, 4, num_samples, **kwargs)]
+        )
         self.dropout = Dropout(0.5)
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
@@ -52,6 +53,7 @@ def sampled(model: Net, num_samples: int, strategy: str = 'fastrand', when: str 
 
 def scripted(model: Net, full: float, scores: dict[int, float]) -> Callable[[Any, Any], float]:
     """A metric by the number of samples that the model has at that time."""
+
     def score(out: Any, data: Any) -> float:
         (state,) = {(conv.sample, conv.num_samples) for conv in model.convs}
         return full if state[0] == 'never' else scores[state[1]]
@@ -62,8 +64,10 @@ def scripted(model: Net, full: float, scores: dict[int, float]) -> Callable[[Any
 def state_of(model: Net) -> Any:
     return (
         [(name, module.training) for name, module in model.named_modules()],
-        [(c.num_samples, c.strategy, c.sample, c.quantize, len(c._forward_pre_hooks))
-         for c in model.convs],
+        [
+            (c.num_samples, c.strategy, c.sample, c.quantize, len(c._forward_pre_hooks))
+            for c in model.convs
+        ],
         {name: value.clone() for name, value in model.state_dict().items()},
     )
 
@@ -115,7 +119,8 @@ def test_sampling_rate_is_the_mean_of_layers(device: torch.device) -> None:
 
     data = Data(x=torch.randn(3, 64), edge_index=torch.tensor([[0, 1, 2, 0], [0, 0, 0, 1]]))
     choice = choose_num_samples(
-        Two(SampledSAGEConv).to(device), data.to(device), metric=lambda out, data: 0.0)
+        Two(SampledSAGEConv).to(device), data.to(device), metric=lambda out, data: 0.0
+    )
     assert [row.sampling_rate for row in choice.table] == pytest.approx([(2 / 4 + 1) / 2, 7 / 8, 1])
 
 
@@ -128,14 +133,18 @@ def test_matrices(layout: str, device: torch.device) -> None:
     data.edge_index = torch.stack([src[apart], dst[apart]])
     data = ToCSR()(data)
     data.adj_t = torch.sparse_coo_tensor(
-        data.edge_index.as_subclass(Tensor).flip(0), torch.ones(data.num_edges, device=device),
-        (data.num_nodes, data.num_nodes), check_invariants=True).coalesce()
+        data.edge_index.as_subclass(Tensor).flip(0),
+        torch.ones(data.num_edges, device=device),
+        (data.num_nodes, data.num_nodes),
+        check_invariants=True,
+    ).coalesce()
     if layout == 'sparse_csr':
         data.adj_t = data.adj_t.to_sparse_csr()
     model = Net(SampledGCNConv).to(device)
     usual = choose_num_samples(model, data, apply=False)
     choice = choose_num_samples(
-        model, data, apply=False, forward=lambda model, data: model(data.x, data.adj_t))
+        model, data, apply=False, forward=lambda model, data: model(data.x, data.adj_t)
+    )
     assert choice == usual
 
 
@@ -158,8 +167,12 @@ def test_least_from_which_all_hold(
 ) -> None:
     model = Net(SampledSAGEConv, num_samples=7)
     choice = choose_num_samples(
-        model, planted(), max_drop, candidates=[*sorted(scores, reverse=True), 2],
-        metric=scripted(model, full, scores))
+        model,
+        planted(),
+        max_drop,
+        candidates=[*sorted(scores, reverse=True), 2],
+        metric=scripted(model, full, scores),
+    )
     assert choice.num_samples == expected
     assert choice.full_score == full
     assert [row.num_samples for row in choice.table] == sorted(scores)
@@ -171,7 +184,8 @@ def test_usual_candidates() -> None:
         dst = torch.zeros(num_edges, dtype=torch.long)
         data = Data(x=torch.randn(2, 64), edge_index=torch.stack([torch.ones_like(dst), dst]))
         choice = choose_num_samples(
-            Net(SampledGCNConv), data, metric=lambda out, data: 0.0, apply=False)
+            Net(SampledGCNConv), data, metric=lambda out, data: 0.0, apply=False
+        )
         return [row.num_samples for row in choice.table]
 
     assert tried(0) == tried(1) == [1]
@@ -182,9 +196,7 @@ def test_usual_candidates() -> None:
 
 @pytest.mark.parametrize('conv', CONVS)
 @pytest.mark.parametrize('apply', [False, True])
-def test_nothing_else_changes(
-    conv: type[Module], apply: bool, device: torch.device
-) -> None:
+def test_nothing_else_changes(conv: type[Module], apply: bool, device: torch.device) -> None:
     data = planted(device)
     model = Net(conv).to(device)
     model.convs[0].sample = 'always'
@@ -281,8 +293,13 @@ def test_unbiased_is_one_draw_of_the_seed() -> None:
     def draw(seed: int) -> list[float]:
         torch.manual_seed(seed)
         choice = choose_num_samples(
-            model, data, strategy='unbiased', candidates=[1, 2, 4], apply=False,
-            metric=lambda out, data: float(out.double().sum()))
+            model,
+            data,
+            strategy='unbiased',
+            candidates=[1, 2, 4],
+            apply=False,
+            metric=lambda out, data: float(out.double().sum()),
+        )
         return [row.score for row in choice.table]
 
     assert draw(1) == draw(1) != draw(2)
@@ -344,8 +361,11 @@ def test_a_trained_model_reads_less() -> None:
         ({'candidates': [2.0]}, TypeError, 'must be an integer, got float'),
         ({'strategy': 'best'}, ValueError, "'strategy' must be one of"),
         ({'strategy': 3}, TypeError, "'strategy' must be a string"),
-        ({'model': SampledSAGEConv(64, 4, 1, aggr='max'), 'strategy': 'unbiased'}, ValueError,
-         "strategy='unbiased' supports only sums and means"),
+        (
+            {'model': SampledSAGEConv(64, 4, 1, aggr='max'), 'strategy': 'unbiased'},
+            ValueError,
+            "strategy='unbiased' supports only sums and means",
+        ),
         ({'metric': lambda out, data: math.nan}, ValueError, 'finite score to compare with'),
         ({'forward': lambda model, data: data.x}, ValueError, 'none of its sampled layers'),
     ],

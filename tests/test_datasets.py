@@ -213,8 +213,7 @@ def test_convolution_beats_features_alone() -> None:
 
 def test_types(device: torch.device) -> None:
     exact = PlantedGraph('tiny', device=device)[0]
-    data = PlantedGraph(
-        'tiny', dtype=torch.bfloat16, index_dtype=torch.int32, device=device)[0]
+    data = PlantedGraph('tiny', dtype=torch.bfloat16, index_dtype=torch.int32, device=device)[0]
     assert (data.x.dtype, data.edge_index.dtype) == (torch.bfloat16, torch.int32)
     assert torch.equal(data.x, exact.x.bfloat16())
     assert torch.equal(data.edge_index, exact.edge_index.int())
@@ -227,7 +226,8 @@ def test_directed_sizes_are_those_of_papers100m() -> None:
     for name, share in (('eighth', 8), ('half', 2)):
         part = DIRECTED_SIZES[f'papers-like-{name}']
         assert part == whole._replace(
-            num_nodes=whole.num_nodes // share, num_edges=whole.num_edges // share)
+            num_nodes=whole.num_nodes // share, num_edges=whole.num_edges // share
+        )
     # The numbers of training, validation and test nodes.
     for share, count in zip(whole[4:], (1_207_179, 125_265, 214_338), strict=True):
         assert share * whole.num_nodes == pytest.approx(count, rel=1e-3)
@@ -287,12 +287,14 @@ def test_all_members_of_a_community_are_drawn() -> None:
 
 def test_same_seed_same_directed_graph(device: torch.device) -> None:
     first, second, other = (
-        PlantedGraph('papers-like-tiny', seed=seed, device=device)[0] for seed in (7, 7, 8))
+        PlantedGraph('papers-like-tiny', seed=seed, device=device)[0] for seed in (7, 7, 8)
+    )
     for key, value in first:
         assert torch.equal(value, second[key])
         assert not torch.equal(value, other[key])
     lean = PlantedGraph(
-        'papers-like-tiny', 7, dtype=torch.bfloat16, index_dtype=torch.int32, device=device)[0]
+        'papers-like-tiny', 7, dtype=torch.bfloat16, index_dtype=torch.int32, device=device
+    )[0]
     assert (lean.x.dtype, lean.edge_index.dtype) == (torch.bfloat16, torch.int32)
     assert torch.equal(lean.edge_index, first.edge_index.int())
     assert torch.equal(lean.train_mask, first.train_mask)
@@ -320,7 +322,8 @@ class Largest(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 self.seen[storage.data_ptr()] = max(
-                    self.seen.get(storage.data_ptr(), 0), storage.nbytes())
+                    self.seen.get(storage.data_ptr(), 0), storage.nbytes()
+                )
         return out
 
 
@@ -354,8 +357,7 @@ def test_convolution_learns_a_directed_graph() -> None:
     assert accuracy(mlp, test) < 0.6
 
 
-@pytest.mark.parametrize(
-    ('name', 'mean_degree'), [('dense-small', 65.2), ('dense-medium', 92.6)])
+@pytest.mark.parametrize(('name', 'mean_degree'), [('dense-small', 65.2), ('dense-medium', 92.6)])
 def test_dense_sizes(name: str, mean_degree: float) -> None:
     degree = planted_structure(name)[0].diff().double()
     assert degree.mean() == pytest.approx(mean_degree, abs=0.1)
@@ -407,8 +409,10 @@ def test_multi_label_graph_has_the_structure(device: torch.device) -> None:
     assert masks.sum(dim=1).tolist() == [150, 75, 75]
     assert repr(dataset).startswith('MultiLabelPlantedGraph(')
     assert (dataset.num_classes, dataset.num_features) == (7, 64)
-    again, other = (MultiLabelPlantedGraph(
-        'tiny', seed, NormalizeFeatures(), num_labels=7, device=device)[0] for seed in (3, 4))
+    again, other = (
+        MultiLabelPlantedGraph('tiny', seed, NormalizeFeatures(), num_labels=7, device=device)[0]
+        for seed in (3, 4)
+    )
     for key, value in data:
         assert torch.equal(value, again[key])
         assert not torch.equal(value, other[key])
@@ -430,9 +434,16 @@ def pairs_in_order(model: torch.nn.Module, data: Data) -> float:
         optimizer.step()
     model.eval()
     out = model(data.x, data.edge_index)[data.test_mask]
-    return torch.stack([
-        (score[label == 1].view(-1, 1) > score[label == 0]).double().mean()
-        for score, label in zip(out.t(), data.y[data.test_mask].t(), strict=True)]).mean().item()
+    return (
+        torch.stack(
+            [
+                (score[label == 1].view(-1, 1) > score[label == 0]).double().mean()
+                for score, label in zip(out.t(), data.y[data.test_mask].t(), strict=True)
+            ]
+        )
+        .mean()
+        .item()
+    )
 
 
 def test_neighbourhood_tells_labels_that_features_do_not() -> None:
@@ -462,8 +473,11 @@ def test_neighbourhood_tells_labels_that_features_do_not() -> None:
         ({'size': DirectedSize(9, 9, 10)}, ValueError, r"'num_communities' must be .*got 10"),
         ({'size': DirectedSize(9, 9, 2, -1)}, ValueError, r"'inside' must be 0 to 1, got -1"),
         ({'size': DirectedSize(9, 9, 2, train=2)}, ValueError, r"'train' must be 0 to 1, got 2"),
-        ({'size': DirectedSize(9, 9, 2, 0.5, 0.5, 0.5, 0.5)}, ValueError,
-         r"'train' \+ 'val' \+ 'test' must be 0 to 1, got 1.5"),
+        (
+            {'size': DirectedSize(9, 9, 2, 0.5, 0.5, 0.5, 0.5)},
+            ValueError,
+            r"'train' \+ 'val' \+ 'test' must be 0 to 1, got 1.5",
+        ),
         ({'dtype': torch.int32}, TypeError, r"'dtype' must be a floating-point type, got torch.i"),
         ({'index_dtype': torch.int16}, TypeError, r"'index_dtype' must be torch.int32 or torch.in"),
         ({'num_channels': 0}, ValueError, r"'num_channels' must be at least 1, got 0"),

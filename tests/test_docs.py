@@ -80,9 +80,7 @@ def run_blocks(page: Path, namespace: dict[str, object]) -> None:
             exec(compile('\n' * line + code, str(page), 'exec'), namespace)
         if line in expected:
             options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-            same = doctest.OutputChecker().check_output(
-                expected[line], printed.getvalue(), options
-            )
+            same = doctest.OutputChecker().check_output(expected[line], printed.getvalue(), options)
             assert same, f'{page.name}:{line} prints\n{printed.getvalue()}'
 
 
@@ -161,9 +159,10 @@ def test_results_are_there() -> None:
 
 @pytest.mark.parametrize('module', MODULES)
 def test_reference_has_all_modules(module: str) -> None:
-    assert f'.. automodule:: pyg_fast.{module}\n   :members:' in (
-        DOCS / 'api' / f'{module}.rst'
-    ).read_text()
+    assert (
+        f'.. automodule:: pyg_fast.{module}\n   :members:'
+        in (DOCS / 'api' / f'{module}.rst').read_text()
+    )
     importlib.import_module(f'pyg_fast.{module}')
 
 
@@ -258,9 +257,7 @@ def manual(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp('manual')
     command = ['-m', 'sphinx', '-q', '-W', '--keep-going', '-b', 'html', '-d']
-    run = _forks.run(
-        *command, str(folder / 'doctrees'), str(DOCS), str(folder / 'html'), cwd=ROOT
-    )
+    run = _forks.run(*command, str(folder / 'doctrees'), str(DOCS), str(folder / 'html'), cwd=ROOT)
     assert run.returncode == 0, run.stderr
     return folder / 'html'
 

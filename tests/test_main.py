@@ -61,9 +61,7 @@ def test_all_ops_pass(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize('op', _self_test.CHECKS)
-def test_wrong_result_is_found(
-    op: str, device: torch.device, replace: Callable[..., None]
-) -> None:
+def test_wrong_result_is_found(op: str, device: torch.device, replace: Callable[..., None]) -> None:
     replace(op)
     with pytest.raises(AssertionError):
         _self_test.CHECKS[op](device)
@@ -90,9 +88,7 @@ def test_nan_and_wrong_shape_are_found() -> None:
             check('it', torch.zeros(2), torch.zeros(1))
 
 
-def test_failure_is_told(
-    replace: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failure_is_told(replace: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     replace('to_csr')
 
     def crash(*args: Any, **kwargs: Any) -> None:

@@ -180,7 +180,8 @@ def test_downward_import_is_fine() -> None:
     sources = {
         'pyg_fast': ('from .nn import gcn', True),
         'pyg_fast.nn': (
-            'from .gcn import GCN\nif TYPE_CHECKING:\n    from ..papers import maxk', True
+            'from .gcn import GCN\nif TYPE_CHECKING:\n    from ..papers import maxk',
+            True,
         ),
         'pyg_fast.papers': ('from ..nn import gcn', True),
         'pyg_fast.papers.maxk': ('', True),

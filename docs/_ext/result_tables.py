@@ -21,9 +21,7 @@ def table_of(text: str, section: str) -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
-def chosen(
-    table: list[list[str]], columns: list[str], rows: list[str]
-) -> list[list[str]]:
+def chosen(table: list[list[str]], columns: list[str], rows: list[str]) -> list[list[str]]:
     """Some columns and rows of a table; it has to have all of them."""
     head, *body = table
     places = [head.index(column) for column in columns] if columns else range(len(head))

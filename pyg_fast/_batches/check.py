@@ -49,6 +49,7 @@ def check_padding(run: Run, modules: list[Module], rows: Rows, restore: Callable
     Raises:
         Difference: If a result differs. The error names the layer.
     """
+
     def once(is_padded: bool, is_exact: bool) -> Result:
         try:
             with in_float64(modules) if is_exact else nullcontext():
@@ -162,6 +163,7 @@ def _recorded(modules: list[Module], calls: list[_Call]) -> Iterator[None]:
     def after(path: str) -> Callable[..., None]:
         def keep(module: Module, args: Any, out: Any) -> None:
             calls.append(_Call(path, module, stack.pop(), _copies(out)))
+
         return keep
 
     try:

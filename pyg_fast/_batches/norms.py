@@ -88,7 +88,7 @@ class _Masked(_BatchNorm):
                 return level
         counts = [int(level.is_padding.size(0)) for level in self._masks]
         raise ValueError(
-            f"batch norm {self._path!r} got {int(rows)} rows, but a captured step knows padding "
+            f'batch norm {self._path!r} got {int(rows)} rows, but a captured step knows padding '
             f'only among the {counts[1]} nodes, {counts[2]} edges and {counts[0]} graphs of a '
             'batch: use a norm that does not mix rows there, such as LayerNorm, or train with '
             'plain batches'

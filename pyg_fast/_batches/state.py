@@ -113,4 +113,3 @@ class Copy:
             if grad is None or grad.dtype == parameter.dtype:  # in a check in float64
                 parameter.grad = grad
         self.restore_rng()
-

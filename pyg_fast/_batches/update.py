@@ -75,8 +75,9 @@ class Update:
         for number, group in enumerate(self.optimizer.param_groups):
             rate = group['lr']
             if number not in self._rates:
-                self._rates[number] = math.nan, torch.zeros(
-                    (), dtype=torch.float32, device=self._device
+                self._rates[number] = (
+                    math.nan,
+                    torch.zeros((), dtype=torch.float32, device=self._device),
                 )
             known, tensor = self._rates[number]
             if isinstance(rate, Tensor):  # Nobody knows when it changes.

@@ -41,9 +41,7 @@ def attention_args(
             )
     elif isinstance(graph, Tensor):
         check_device(graph, x, 'graph')
-        graph = graph_of(
-            graph, x.size(0), num_dst, transpose=transpose, drop_loops=add_self_loops
-        )
+        graph = graph_of(graph, x.size(0), num_dst, transpose=transpose, drop_loops=add_self_loops)
     else:
         raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
     num_loops = min(x.size(0), num_dst) if add_self_loops else 0
@@ -62,7 +60,5 @@ def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, Non
     )
     if not fits:
         names = ('num_nodes', 'heads', 'channels')
-        wanted = ', '.join(
-            str(names[k] if want is None else want) for k, want in enumerate(shape)
-        )
+        wanted = ', '.join(str(names[k] if want is None else want) for k, want in enumerate(shape))
         raise ValueError(f"'{name}' must have shape [{wanted}], got {list(x.shape)}")

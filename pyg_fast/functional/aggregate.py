@@ -99,8 +99,7 @@ def aggregate(
 
 
 def _num_dst(size: tuple[int | None, int | None], x: Tensor, num_dst: int | None) -> int:
-    """The number of destinations, if the features fit the size of a graph, as far as it is known.
-    """
+    """The number of destinations, if the features fit what is known of the size of a graph."""
     if size[0] is not None and size[0] != x.size(0):
         raise ValueError(
             f"'x' must have one row for each of the {size[0]} source nodes, got {list(x.shape)}"

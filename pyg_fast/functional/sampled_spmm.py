@@ -1,6 +1,5 @@
 """Aggregation over a sample of each node's edges, drawn inside the kernel."""
 
-
 import torch
 from torch import Tensor
 
@@ -111,8 +110,10 @@ def sampled_spmm(
     graph = checked_graph(graph, x, 'x', False, edge_weight is not None)
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, graph.num_edges)
-    if quantize and torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, edge_weight)
+    if (
+        quantize
+        and torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in (x, edge_weight))
     ):
         raise ValueError("'quantize' must be False if a gradient is required, got True")
     if step != 0:

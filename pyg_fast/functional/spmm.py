@@ -12,6 +12,7 @@ from ._arguments import checked_graph
 
 REDUCE = ('sum', 'add', 'mean', 'max', 'min')
 
+
 def spmm(
     graph: Graph | Tensor,
     x: Tensor,

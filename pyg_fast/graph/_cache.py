@@ -168,9 +168,7 @@ def noted_loops(edge_index: EdgeIndex) -> bool | None:
     return cache.has_loops if isinstance(cache, Cache) else None
 
 
-def store(
-    edge_index: EdgeIndex, request: Request, value: object, wait: bool | None = None
-) -> None:
+def store(edge_index: EdgeIndex, request: Request, value: object, wait: bool | None = None) -> None:
     """Caches a value made on the current stream, unless a capture records the stream.
 
     Args:

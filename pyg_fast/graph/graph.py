@@ -411,9 +411,7 @@ def _with_transpose(graph: Graph, edge_index: EdgeIndex, drop_loops: bool) -> Gr
     # The edges are known to be in range: no synchronisation.
     size = (graph.num_src, graph.num_dst)
     index64 = graph.rowptr.dtype == torch.int64
-    *csc, _ = ops.to_csr.default(
-        kernel_index(edge_index._data), *size, True, index64, drop_loops
-    )
+    *csc, _ = ops.to_csr.default(kernel_index(edge_index._data), *size, True, index64, drop_loops)
     return graph._replace(t_rowptr=csc[0], t_col=csc[1], t_perm=csc[2])
 
 

@@ -73,9 +73,7 @@ class PreparedGraph(EdgeIndex):
 
     def to_edge_index(self) -> EdgeIndex:
         """The list of the edges, as a plain :class:`~torch_geometric.EdgeIndex`."""
-        return EdgeIndex(
-            self._data, sparse_size=self._sparse_size, sort_order=self._sort_order
-        )
+        return EdgeIndex(self._data, sparse_size=self._sparse_size, sort_order=self._sort_order)
 
     @property
     def _data(self) -> Tensor:
@@ -264,9 +262,7 @@ def has_list(edge_index: object) -> bool:
 
 
 def _on_lists(func: OpOverload, args: tuple, kwargs: dict[str, object]) -> object:
-    args, kwargs = pytree.tree_map_only(
-        PreparedGraph, PreparedGraph.to_edge_index, (args, kwargs)
-    )
+    args, kwargs = pytree.tree_map_only(PreparedGraph, PreparedGraph.to_edge_index, (args, kwargs))
     return func(*args, **kwargs)
 
 

@@ -206,9 +206,7 @@ class ListAttribute:
 
     def cut_follow(self, value: object, counts: Counts) -> object:
         assert isinstance(value, list)
-        return [
-            part.cut_follow(each, counts) for part, each in zip(self.parts, value, strict=True)
-        ]
+        return [part.cut_follow(each, counts) for part, each in zip(self.parts, value, strict=True)]
 
     def has_own_rows(self) -> bool:
         return any(part.has_own_rows() for part in self.parts)

@@ -150,12 +150,12 @@ def _build_adj_t(
         )  # fmt: skip
     else:
         value = adj_t.values()
-        value = value.new_ones(row.numel(), device=row.device) if e_id is None else (
-            _values_at(value, e_id, row.device)
+        value = (
+            value.new_ones(row.numel(), device=row.device)
+            if e_id is None
+            else (_values_at(value, e_id, row.device))
         )
-        out = torch.sparse_csr_tensor(
-            rowptr, row, value, size=size, check_invariants=False
-        )
+        out = torch.sparse_csr_tensor(rowptr, row, value, size=size, check_invariants=False)
     return out, [tensor for tensor in (rowptr, row, value) if tensor is not None]
 
 

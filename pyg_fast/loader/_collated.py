@@ -142,7 +142,8 @@ class Collated:
     def list_own_rows(self) -> list[str]:
         """The attributes with other rows than one for each node, edge or graph."""
         return [
-            key for key, attribute in self._attributes.items()
+            key
+            for key, attribute in self._attributes.items()
             if attribute is not None and attribute.has_own_rows()
         ]
 
@@ -154,7 +155,8 @@ class Collated:
     def _tell(self, name: str, graphs: Selection) -> dict[str, Slices]:
         return {
             key: getattr(attribute, name)(graphs)
-            for key, attribute in self._attributes.items() if attribute is not None
+            for key, attribute in self._attributes.items()
+            if attribute is not None
         }
 
 
@@ -199,9 +201,7 @@ def _copy_of(template: Batch) -> tuple[Batch, GlobalStorage]:
     return out, store
 
 
-def _read(
-    graphs: Sequence[Data], exclude_keys: Collection[str]
-) -> dict[str, Column]:
+def _read(graphs: Sequence[Data], exclude_keys: Collection[str]) -> dict[str, Column]:
     """The attributes of all graphs."""
     keys = [key for key in graphs[0]._store if key not in exclude_keys]
     columns = {key: Column(key) for key in keys if key != 'ptr'}

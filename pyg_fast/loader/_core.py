@@ -181,9 +181,7 @@ class Core:
             edges = graph.layout[None], graph.loop_free[None]
         else:
             edges = graph.layout, graph.loop_free
-        return build_batch(
-            self.data, self.custom_cls, *edges, part, attributes, self.seeds.write
-        )
+        return build_batch(self.data, self.custom_cls, *edges, part, attributes, self.seeds.write)
 
     @contextmanager
     def _borrow_node_map(self) -> Iterator[NodeMap]:

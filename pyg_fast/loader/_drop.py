@@ -20,9 +20,7 @@ class _Edges(NamedTuple):
     e_id: Tensor | None
     sizes: list[int] | None  # by hop
 
-    def without(
-        self, src: Tensor, dst: Tensor, pairs: Tensor, is_of_seeds: bool
-    ) -> '_Edges':
+    def without(self, src: Tensor, dst: Tensor, pairs: Tensor, is_of_seeds: bool) -> '_Edges':
         """Drops all edges between these sources and destinations; `src`, `dst`: the nodes.
 
         On CUDA it waits for the number of edges that stay.

@@ -79,9 +79,7 @@ class GraphEdges:
         if self.is_symmetric and not is_padded:
             by_src, t_col = by_dst, col
         size = by_dst.size(0) - 1
-        graph = Graph(
-            by_dst, col, None, by_src, t_col, t_perm, size, size, longest_row=longest_row
-        )
+        graph = Graph(by_dst, col, None, by_src, t_col, t_perm, size, size, longest_row=longest_row)
         out = DisjointEdgeIndex.of(edges[:2].long(), by_dst.long())
         keep_graph(out, graph, self.is_loop_free)
         return out

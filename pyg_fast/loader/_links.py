@@ -335,9 +335,7 @@ def _canonical(data: HeteroData, name: str, key: object) -> tuple[str, str, str]
     return data._to_canonical(*key)  # type: ignore[misc]
 
 
-def _split_links(
-    data: Data | HeteroData | None, given: Any
-) -> tuple[EdgeType, Tensor | None]:
+def _split_links(data: Data | HeteroData | None, given: Any) -> tuple[EdgeType, Tensor | None]:
     """The edge type of the links of :class:`~torch_geometric.data.HeteroData`, and the links; None:
     all edges."""
     if not isinstance(data, HeteroData):

@@ -93,7 +93,7 @@ class SamplingOptions:
             return
         if self.is_typed:
             raise ValueError(
-                "random walks must be on a graph with one type of nodes and edges, without "
+                'random walks must be on a graph with one type of nodes and edges, without '
                 "'disjoint' and 'time_attr'"
             )
         if -1 in self.fanouts:
@@ -149,8 +149,7 @@ class BatchOptions:
         given = (self.sampler is not None) + (self.batch_sampler is not None)
         if given == 2 or (given == 1 and (self.shuffle or self.num_replicas > 1)):
             raise ValueError(
-                "'sampler' and 'batch_sampler' must be given without 'shuffle' and "
-                "'num_replicas'"
+                "'sampler' and 'batch_sampler' must be given without 'shuffle' and 'num_replicas'"
             )
         if self.batch_sampler is not None and (self.batch_size != 1 or self.drop_last):
             raise ValueError("'batch_sampler' must be given without 'batch_size' and 'drop_last'")
@@ -178,9 +177,7 @@ def check_remote(data: object, sampling: SamplingOptions) -> None:
         )
 
 
-def refuse_unsupported(
-    name: str, neighbor_sampler: object, kwargs: Mapping[str, object]
-) -> None:
+def refuse_unsupported(name: str, neighbor_sampler: object, kwargs: Mapping[str, object]) -> None:
     """Raises an error for arguments of PyG's loader that the loader of this name does not have."""
     if neighbor_sampler is not None:
         raise TypeError(
@@ -235,9 +232,7 @@ def _typed_fanouts(
         lists = {_edge_type_of(data, key): value for key, value in num_neighbors.items()}
         missing = [key for key in edge_types if key not in lists]
         if missing and default is None:
-            raise ValueError(
-                f"'num_neighbors' must name all edge types, got none for {missing[0]}"
-            )
+            raise ValueError(f"'num_neighbors' must name all edge types, got none for {missing[0]}")
         lists = {key: lists.get(key, default) for key in edge_types}
     checked = [check_num_neighbors(_as_ints(value), least=0) for value in lists.values()]
     lengths = {len(value) for value in checked}
@@ -271,9 +266,7 @@ def _as_ints(values: Any) -> Any:
 def resolve_subgraph_type(subgraph_type: SubgraphType | str, directed: bool) -> SubgraphType:
     if directed:
         return SubgraphType(subgraph_type)
-    warnings.warn(
-        "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=3
-    )
+    warnings.warn("'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=3)
     return SubgraphType.induced
 
 
@@ -337,9 +330,7 @@ def resolve_replicas(rank: int | None, num_replicas: int | None) -> tuple[int, i
     return rank, num_replicas
 
 
-def resolve_seed(
-    seed: int | None, generator: torch.Generator | None, batches: BatchOptions
-) -> int:
+def resolve_seed(seed: int | None, generator: torch.Generator | None, batches: BatchOptions) -> int:
     """The seed of all randomness, drawn from the generator if it is not given."""
     if seed is not None:
         if generator is not None:

@@ -191,9 +191,7 @@ class ThreadedIterator(BatchIterator):
         return batch if self._transform is None else self._transform(batch)
 
 
-def _produce(
-    batches: Batches, channel: _Channel[_Item], stream: torch.cuda.Stream | None
-) -> None:
+def _produce(batches: Batches, channel: _Channel[_Item], stream: torch.cuda.Stream | None) -> None:
     end: BaseException = StopIteration()
     try:
         if stream is not None:

@@ -160,12 +160,8 @@ def _from_coo(
         raise type(error)(f"'{name}.edge_index': {error}") from error
     in_order = not bool((edge_index[1, 1:] < edge_index[1, :-1]).any())
     if is_sorted and not in_order:
-        raise ValueError(
-            f"'{name}.edge_index' must be sorted by destination if 'is_sorted' is set"
-        )
-    return Structure(
-        rowptr, col, None if in_order else perm, loop_free=_is_loop_free(edge_index)
-    )
+        raise ValueError(f"'{name}.edge_index' must be sorted by destination if 'is_sorted' is set")
+    return Structure(rowptr, col, None if in_order else perm, loop_free=_is_loop_free(edge_index))
 
 
 def _from_csr(

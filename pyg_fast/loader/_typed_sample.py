@@ -110,9 +110,7 @@ def _to_hetero_subgraph(
     )  # fmt: skip
 
 
-def numbered_nodes(
-    graph: Structure | TypedStructure, part: Subgraph | HeteroSubgraph
-) -> Tensor:
+def numbered_nodes(graph: Structure | TypedStructure, part: Subgraph | HeteroSubgraph) -> Tensor:
     """The nodes of a batch in the numbering of all types."""
     if isinstance(part, Subgraph):
         return part.n_id

@@ -244,7 +244,7 @@ class GraphLoader(DataLoader):
         if not self._collated.can_be_padded:
             raise ValueError(
                 "'pad' needs graphs that tell their number of nodes, and whose edge_index PyG "
-                "increments by it: pass pad=None"
+                'increments by it: pass pad=None'
             )
         if self.batch_size is None or type(self.sampler) not in _SAMPLERS:
             return None
@@ -308,7 +308,12 @@ def _share(
     rank, count = resolve_replicas(rank, num_replicas)
     seed = 0 if generator is None else generator.initial_seed() % 2**31
     return DistributedSampler(
-        dataset, count, rank, shuffle, seed, drop_last  # type: ignore[arg-type]
+        dataset,
+        count,
+        rank,
+        shuffle,
+        seed,
+        drop_last,  # type: ignore[arg-type]
     )
 
 

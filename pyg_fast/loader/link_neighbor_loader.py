@@ -197,7 +197,11 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         )  # fmt: skip
         check_remote(data, sampling)
         batches = BatchOptions(
-            batch_size, shuffle, drop_last, *resolve_replicas(rank, num_replicas), sampler,
+            batch_size,
+            shuffle,
+            drop_last,
+            *resolve_replicas(rank, num_replicas),
+            sampler,
             batch_sampler,
         )
         storage = StorageOptions(
@@ -209,8 +213,14 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         if rev_edge_type and not drop_seed_edges:
             raise ValueError("'rev_edge_type' must be given with 'drop_seed_edges=True'")
         seeds = LinkInput(
-            edge_label_index, edge_label, edge_label_time, input_id, negatives, true_negatives,
-            drop_seed_edges, rev_edge_type,
+            edge_label_index,
+            edge_label,
+            edge_label_time,
+            input_id,
+            negatives,
+            true_negatives,
+            drop_seed_edges,
+            rev_edge_type,
         )
         self._set_up(
             data, seeds, sampling, batches, storage, seed, generator, transform, custom_cls

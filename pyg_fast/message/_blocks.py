@@ -155,9 +155,7 @@ def _group_rows(row: Tensor, num_rows: int, order: Tensor | None = None) -> _Row
     part_of = torch.searchsorted(first_of_part, first, out_int32=True)
     rows = pad(row, (0, 1), value=num_rows).index_select(0, first[:-1])
     columns = place[:count] if order is None else order.int()
-    return _RowGroups(
-        _csr(first_of_part, columns), _csr(part_of, place[:num_parts]), rows.long()
-    )
+    return _RowGroups(_csr(first_of_part, columns), _csr(part_of, place[:num_parts]), rows.long())
 
 
 def _may_sync(row: Tensor) -> bool:

@@ -133,7 +133,8 @@ def _check_attributes(writes: Sequence[Node], owner: object) -> None:
         changed = [each for each in effects.id_to_variable.values() if effects.is_modified(each)]
         mutations = {
             getattr(each, 'value', None): effects.store_attr_mutations.get(each, {})
-            for each in changed if not isinstance(each, TensorVariable)
+            for each in changed
+            if not isinstance(each, TensorVariable)
         }
     except Exception as error:  # Dynamo's own, of what it cannot tell.
         raise Refused(_WRITES) from error

@@ -45,9 +45,7 @@ def _message_pass() -> None:
     return None
 
 
-def _chunk_program(
-    program: Program, outs: list[int], width: int
-) -> tuple[Program, list[int]]:
+def _chunk_program(program: Program, outs: list[int], width: int) -> tuple[Program, list[int]]:
     """The program for `width` columns, of values that have all columns or one."""
     new = Program()
     places: dict[int, int] = {}

@@ -218,7 +218,8 @@ def run_pass_cuda(
     if perm is not None and col.size(0) > 0:  # Positions become numbers of edges.
         seconds = [
             torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
-            if arg is not None and out.kind in ('max', 'min') else arg
+            if arg is not None and out.kind in ('max', 'min')
+            else arg
             for arg, out in zip(seconds, pass_.outs, strict=True)
         ]
     return buffers.outs, seconds

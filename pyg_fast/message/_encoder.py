@@ -367,8 +367,10 @@ class Encoder:
         shape = self.program[at].shape
         width = math.prod(shape)
         ref = self.ref(at)
-        if ref.edge != width or not isinstance(ref.space, Slot) or ref.strides != (
-            contiguous_strides(shape)
+        if (
+            ref.edge != width
+            or not isinstance(ref.space, Slot)
+            or ref.strides != (contiguous_strides(shape))
         ):
             ref = self.copy(ref, shape, per_edge=True)
         out = self.slot(shape, False)
@@ -520,8 +522,10 @@ def _product_dims(
         strides = [ref.edge if d == 0 else ref.strides[d - 1] for ref in refs]
         reduced = refs[0].edge == 0 if d == 0 else d - 1 in dims
         last = rows[-1] if rows else None
-        if last is not None and last.reduced == reduced and all(
-            y is not None and x == y * n for x, y in zip(last[3:], strides, strict=True)
+        if (
+            last is not None
+            and last.reduced == reduced
+            and all(y is not None and x == y * n for x, y in zip(last[3:], strides, strict=True))
         ):
             rows[-1] = _Dim(last.place, reduced, last.size * n, *strides)
         else:
@@ -529,9 +533,7 @@ def _product_dims(
     return rows
 
 
-def storage_layout(
-    program: Program, at: int, kind: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def storage_layout(program: Program, at: int, kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape in which memory holds a result, and where each of its dimensions is there. A sum
     over edges of a transposed value is stored as that of the value: its rows have all channels."""
     op, args, attrs, shape, _ = program[at]

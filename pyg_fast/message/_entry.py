@@ -69,9 +69,7 @@ _MAX_VALUES, _MAX_VALUES_OF_ARGUMENT, _MAX_VALUES_OF_FUNCTION = 3, 8, 32
 Function: TypeAlias = Callable[..., Tensor]
 NamedInputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 # Of each input: role and name, the shape of its rows, dtype and device.
-_InputKinds: TypeAlias = tuple[
-    tuple[tuple[str, str], torch.Size, torch.dtype, torch.device], ...
-]
+_InputKinds: TypeAlias = tuple[tuple[tuple[str, str], torch.Size, torch.dtype, torch.device], ...]
 _Call: TypeAlias = tuple[CapturedMessage, tuple[Tensor, ...]]  # a message and its arguments
 # A layer's `aggregate`, and the names of the arguments of `message` and of `aggregate`.
 Aggregate: TypeAlias = tuple[Callable[..., object], tuple[str, ...], tuple[str, ...]]
@@ -582,7 +580,7 @@ class Entry:
                 outs = _set_attributes(function, outs, len(captured.writes))
             return outs, '' if captured.rows is None else captured.rows.container
         except _Changes as error:
-            reason = f"{error}{line_of(function, str(error).partition(': ')[2])}"
+            reason = f'{error}{line_of(function, str(error).partition(": ")[2])}'
             self.refused[None] = reason
             _warn_once(function, reason)
         except Refused as error:

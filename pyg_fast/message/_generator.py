@@ -178,7 +178,7 @@ class Generator:
         """The indices and guards of a result whose last dimension is tiles of the last axis; else
         none."""
         dims = [dim for dim, n in enumerate(shape) if n != 1]
-        names = self.names[self.rank - len(dims):]
+        names = self.names[self.rank - len(dims) :]
         *lead, last = dims or [-1]
         fits = all(self.size_of[name] == shape[dim] for name, dim in zip(names, lead, strict=False))
         if len(dims) != len(names) or not dims or not fits or not self.in_tiles:
@@ -189,7 +189,7 @@ class Generator:
         for name, dim in zip(names, lead, strict=False):
             index[dim] = Index(((name, 1),))
         return [
-            ((*index[:last], place, *index[last + 1:]), guard)
+            ((*index[:last], place, *index[last + 1 :]), guard)
             for place, guard in self.tiles(shape[last], names[-1])
         ]
 
@@ -442,14 +442,12 @@ class Generator:
         text = COMBINE[op].format(a.name, b.name)
         return self.emit(text, a.axes | b.axes, max(a.level, b.level))
 
-    def sum_of_tiles(
-        self, arg: int, index: list[Index], dim: int, axis: str, guard: str
-    ) -> Block:
+    def sum_of_tiles(self, arg: int, index: list[Index], dim: int, axis: str, guard: str) -> Block:
         """A sum over a dimension, in tiles of an axis that its result does not have."""
         self.reduced.add(axis)
         out: Block | None = None
         for place, test in self.tiles(self.program[arg].shape[dim], axis):
-            inner = (*index[:dim], place, *index[dim + 1:])
+            inner = (*index[:dim], place, *index[dim + 1 :])
             part = self.value(arg, inner, ' & '.join(filter(None, (guard, test))))
             if test:
                 text, axes = f'tl.where({test}, {part.name}, 0.0)', part.axes | {axis}

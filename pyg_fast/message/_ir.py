@@ -263,9 +263,7 @@ class Program:
             return x
         return self.add('detach', (x,), (), value.shape, value.dtype)
 
-    def graft(
-        self, other: 'Program', at: int, places: dict[int, int], joint: bool = False
-    ) -> int:
+    def graft(self, other: 'Program', at: int, places: dict[int, int], joint: bool = False) -> int:
         """Copies a value of another program into that of a pass; `places` maps copied positions.
         A `joint` pass computes the softmax, too: there its values are exponentials relative to the
         running maximum, which the pass loads as `powers`."""

@@ -130,8 +130,14 @@ def _trace_between(
 
     def derive(*args: Tensor) -> list[Tensor]:
         count = len(leaves) + len(cotangents) + len(dots)
-        return _derive_between(p, maps, dict(zip(leaves, args, strict=False)), wanted,
-                               args[len(leaves) : count], args[count:])
+        return _derive_between(
+            p,
+            maps,
+            dict(zip(leaves, args, strict=False)),
+            wanted,
+            args[len(leaves) : count],
+            args[count:],
+        )
 
     graph = trace(derive, examples, derives=True)
     return program, Parser(program, EDGES[0]).read(graph, positions)

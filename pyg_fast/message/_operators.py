@@ -71,7 +71,11 @@ DECOMPOSED: dict[OpOverload, Callable[..., object]] = {
 
 
 def _norm(
-    x: Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *,
+    x: Tensor,
+    ord: float = 2,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     if ord not in (1, 2) or dtype is not None:
@@ -85,7 +89,10 @@ def _norm(
 
 
 def _var_mean(
-    x: Tensor, dim: int | Sequence[int] | None = None, *, correction: float | None = None,
+    x: Tensor,
+    dim: int | Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)

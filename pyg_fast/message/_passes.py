@@ -340,9 +340,9 @@ class Passes:
                 kind = 'edge' if each.role == 'edge' else 'sum'
                 by_edge.setdefault(Out(at, kind, each.dtype), []).append(k)
         shared = tuple([('edge', count + k) for k in range(len(of_sources))])
-        stored = tuple([
-            Out(at, 'edge', self.plan.inputs[ks[0]].dtype) for at, ks in of_sources.items()
-        ])
+        stored = tuple(
+            [Out(at, 'edge', self.plan.inputs[ks[0]].dtype) for at, ks in of_sources.items()]
+        )
         # The registers of a GPU do not hold the sums of parameters beside the others.
         parts = [by_edge, totals] if self.plan.on_cuda else [by_edge | totals]
         passes: list[GradientPass] = []

@@ -70,17 +70,17 @@ def divide_rows(
     return Pieces(size, longest, -(-num_edges // size), together)
 
 
-_LAST = '''@triton.jit
+_LAST = """@triton.jit
 def last_of(rows, lane):
     return tl.max(tl.where(rows >= 0, lane, -1))
 
 
-'''
+"""
 # Slot 2b is for the row that begins before block b, slot 2b + 1 for the one that begins in it.
 # `owner` holds their rows, written by the kernel of rows or by one of its own. Slots without a
 # piece are not cleared: readers check that the row has a piece there, as no stale number has.
 _FEW_PIECES, ROWS_OF_OWNERS, WARPS_OF_OWNERS = 16, 128, 4
-WRITE_OWNERS = f'''{_LAST}@triton.jit(do_not_specialize=['num_rows', 'size', 'longest'])
+WRITE_OWNERS = f"""{_LAST}@triton.jit(do_not_specialize=['num_rows', 'size', 'longest'])
 def message_owners(rowptr, owner, num_rows, size, longest):
     lane = tl.arange(0, {ROWS_OF_OWNERS})
     row = tl.program_id(0) * {ROWS_OF_OWNERS} + lane
@@ -101,8 +101,8 @@ def message_owners(rowptr, owner, num_rows, size, longest):
             tl.store(owner + 2 * (first_of + start + lane), of, start + lane < count_of)
 
 
-'''
-OWNERS = f'''{_LAST}@triton.jit
+"""
+OWNERS = f"""{_LAST}@triton.jit
 def owner_of(owner, slot, rowptr, num_blocks, num_rows, size, longest):
     row = tl.load(owner + slot, slot < 2 * num_blocks, -1).to(tl.int32)
     is_row = (row >= 0) & (row < num_rows)
@@ -114,11 +114,11 @@ def owner_of(owner, slot, rowptr, num_blocks, num_rows, size, longest):
     return tl.where(is_row & (end - begin > longest) & has_piece, row, -1)
 
 
-'''
+"""
 # The units of a program: rows, or the pieces in some blocks; and the edges of one.
-ROWS = '''\
-units = tl.cdiv(num_rows - pid, num_programs)'''
-ROW = '''\
+ROWS = """\
+units = tl.cdiv(num_rows - pid, num_programs)"""
+ROW = """\
 row = pid + unit * num_programs
 begin = tl.load(rowptr + row)
 end = tl.load(rowptr + row + 1)
@@ -128,8 +128,8 @@ if (end - begin > longest) & (tile == 0):
         block = start + tl.arange(0, 128)
         slot = 2 * block + (block == begin // size).to(block.dtype)
         tl.store(owner + slot, row, block <= (end - 1) // size)
-end = tl.where(is_short, end, begin)'''
-ROWS_OR_PIECES = '''\
+end = tl.where(is_short, end, begin)"""
+ROWS_OR_PIECES = """\
 lane = tl.arange(0, LANES)
 owners = tl.full([LANES], -1, tl.int32)
 if pid < num_of_pieces:
@@ -137,8 +137,8 @@ if pid < num_of_pieces:
     owners = owner_of(owner, slots, rowptr, num_blocks, num_rows, size, longest)
     units = tl.sum((owners >= 0).to(tl.int32))
 else:
-    units = tl.cdiv(num_rows - (pid - num_of_pieces), num_programs - num_of_pieces)'''
-ROW_OR_PIECE = '''\
+    units = tl.cdiv(num_rows - (pid - num_of_pieces), num_programs - num_of_pieces)"""
+ROW_OR_PIECE = """\
 if pid < num_of_pieces:
     which = last_of(owners, lane)
     row = tl.max(tl.where(lane == which, owners, -1))
@@ -156,11 +156,11 @@ else:
     begin = tl.load(rowptr + row)
     end = tl.load(rowptr + row + 1)
     is_short = end - begin <= longest
-    end = tl.where(is_short, end, begin)'''
+    end = tl.where(is_short, end, begin)"""
 # Groups: a row with one group has no partial results.
-GROUPS = '''\
-units = tl.cdiv(num_groups - pid, num_programs)'''
-GROUP = '''\
+GROUPS = """\
+units = tl.cdiv(num_groups - pid, num_programs)"""
+GROUP = """\
 group = pid + unit * num_programs
 begin = tl.load(rowptr + group)
 end = tl.load(rowptr + group + 1)
@@ -169,10 +169,10 @@ is_long = row < 0
 which = tl.where(is_long, -1 - row, 0)
 slot = group - tl.load(long_shift + which, is_long, 0)
 row = tl.where(is_long, tl.load(long_row + which, is_long, 0), row)
-is_short = is_long == 0'''
+is_short = is_long == 0"""
 
 # The offset of a partial result, and its number of edges.
-_OF_BLOCKS = '''@triton.jit
+_OF_BLOCKS = """@triton.jit
 def place_of(first, piece, size, f):
     return (2 * (first + piece) + (piece == 0)) * size + f
 
@@ -183,8 +183,8 @@ def edges_of(first, piece, begin, end, block_size):
     return last - tl.maximum((first + piece) * block_size, begin)
 
 
-'''
-_OF_GROUPS = '''@triton.jit
+"""
+_OF_GROUPS = """@triton.jit
 def place_of(first, piece, size, f):
     return (first + piece) * size + f
 
@@ -194,10 +194,10 @@ def edges_of(first, piece, begin, end, group_size):
     return tl.minimum((piece + 1) * group_size, end - begin) - piece * group_size
 
 
-'''
+"""
 # Each thread reads every `R`-th piece, so that it adds at most 128 one after another; the sums of
 # threads are added as a tree.
-_FUNCTIONS = '''@triton.jit
+_FUNCTIONS = """@triton.jit
 def sum_of(
     part, first, count, size, f, m, R: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr
 ):
@@ -261,8 +261,8 @@ def best_of(
     return SIGN * new, edge
 
 
-'''
-_VARIANCE = '''@triton.jit
+"""
+_VARIANCE = """@triton.jit
 def variance_of(
     part, mean, first, count, size, f, m, begin, end, block_size, R: tl.constexpr, W: tl.constexpr,
     ACC: tl.constexpr,
@@ -284,7 +284,7 @@ def variance_of(
     return tl.where(variance < 0, 0.0, variance), origin + away
 
 
-'''
+"""
 _HEAD = """@triton.jit(do_not_specialize={numbers})
 def message_combine({parameters}, ACC: tl.constexpr):
     tile, pid = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs

@@ -262,9 +262,7 @@ def kernel_reduces(reduces: Iterable[str]) -> list[str]:
     return [*(reduce for reduce in distinct if reduce not in ('mean', 'var')), 'mean', 'var']
 
 
-def _push_maps(
-    old: Program, outputs: Sequence[int], fold: bool
-) -> tuple[Program, list[int]]:
+def _push_maps(old: Program, outputs: Sequence[int], fold: bool) -> tuple[Program, list[int]]:
     """The program with linear maps pushed to the ends of the edge: to parts that vary with one end.
     With `fold`, scores do not map features of edges."""
     new = Program()
@@ -549,8 +547,10 @@ def _find_wide_edge_maps(p: Program, outputs: list[int], most_products: float) -
     wide = {at for at in maps if p[p[at].args[0]].shape[-1] > most}
     for at in order:
         if p[at].op == 'add' and any(
-            one in wide and p[one].shape == p[at].shape
-            and p.dependence(bias) == PARAM and p[bias].op != 'const'
+            one in wide
+            and p[one].shape == p[at].shape
+            and p.dependence(bias) == PARAM
+            and p[bias].op != 'const'
             for one, bias in (p[at].args, p[at].args[::-1])
         ):
             wide.add(at)

@@ -36,9 +36,7 @@ class Prologue:
     def __init__(self, program: Program, wanted: list[int]) -> None:
         self.program, self.wanted = program, wanted
         self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
-        self.end = {
-            at: end for at in self.order if (end := program.dependence(at)) != PARAM
-        }
+        self.end = {at: end for at in self.order if (end := program.dependence(at)) != PARAM}
         self.ends = {end for end in self.end.values() if end in (SRC, DST)}
         # Loads of nodes, whose rows of nodes without edges are replaced.
         self.masked = [

@@ -612,9 +612,7 @@ def _trace_replacement(
         if invalid is not None:
             assert_no_invalid(invalid)
         inputs = [x.clone() if copy else x for x, copy in zip(inputs, copied, strict=True)]
-        inputs = [
-            x.movedim(dim, 0) if dim else x for x, dim in zip(inputs, dims, strict=True)
-        ]
+        inputs = [x.movedim(dim, 0) if dim else x for x, dim in zip(inputs, dims, strict=True)]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         hoists = passes.prologue.ends if True in needs else ()
         graph = graph_from(csr, perm, t_perm, num_src, num_dst)
@@ -623,9 +621,7 @@ def _trace_replacement(
         seed = None
         if plan.num_dropouts:
             seed = torch.randint(2**62, (1,), device=csr[0].device)
-        outs = message(
-            text, asked, kernel_inputs, seed, list(csr), perm, t_perm, num_src, num_dst
-        )
+        outs = message(text, asked, kernel_inputs, seed, list(csr), perm, t_perm, num_src, num_dst)
         reads = () if passes.after is None else passes.after.reads
         after = [inputs[places[role, name]] for _, role, name in reads]
         return finish_results(passes, outs[: len(plan.outputs)], values, after, csr[0])

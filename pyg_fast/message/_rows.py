@@ -43,7 +43,8 @@ class RowPart(NamedTuple):
         """The names of its operations."""
         program = self.program
         return ' '.join(
-            program[at].op for at in program.reachable(self.outputs)
+            program[at].op
+            for at in program.reachable(self.outputs)
             if program[at].op not in ('load', 'const', 'view', 'expand')
         )
 

@@ -144,9 +144,7 @@ def _used(
 def _zeros(passes: Passes, graph: Graph, output: Output) -> Tensor:
     rows = graph.num_edges if output.reduce == 'edge' else graph.num_dst
     shape = passes.plan.message[output.at].shape
-    return torch.zeros(
-        rows, *shape, dtype=getattr(torch, output.dtype), device=graph.col.device
-    )
+    return torch.zeros(rows, *shape, dtype=getattr(torch, output.dtype), device=graph.col.device)
 
 
 class Saved(NamedTuple):
@@ -284,8 +282,7 @@ def _load_dot_of_results(
     if plan.in_blocks or not most.is_cuda:
         shape = (most.size(0), *plan.message[plan.softmaxes[n]].shape, -1)
         first, *others = (
-            (grad * each).reshape(shape).sum(-1)
-            for grad, each in zip(grads, results, strict=True)
+            (grad * each).reshape(shape).sum(-1) for grad, each in zip(grads, results, strict=True)
         )
         values['dot', n] = sum(others, first)
         return

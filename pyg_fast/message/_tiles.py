@@ -90,8 +90,10 @@ def _widest(program: Program, outs: Sequence[Out]) -> int:
 
 def _is_matrix(program: Program, at: int) -> bool:
     """Whether a value is the parameter of a matrix product, as it lies in memory."""
-    return program[at].op == 'load' and program[at].attrs[0] == 'param' and (
-        len(program[at].shape) == 2
+    return (
+        program[at].op == 'load'
+        and program[at].attrs[0] == 'param'
+        and (len(program[at].shape) == 2)
     )
 
 
@@ -128,11 +130,14 @@ class _Tiles:
         if self._shared_bytes() > shared_memory() or self.totals > _MAX_GRADIENTS:
             raise Refused('matrices that do not fit into shared memory or registers')
         body = [
-            'pid = tl.program_id(0)', f'i = tl.arange(0, {EDGES})',
-            *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths), *self.first,
+            'pid = tl.program_id(0)',
+            f'i = tl.arange(0, {EDGES})',
+            *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths),
+            *self.first,
             # One stage: buffers for more tiles would take the memory of a second program.
             'for t in tl.range(pid, num_tiles, num_programs, num_stages=1):',
-            *('    ' + line for line in [*self._edges(), *self.lines]), *self.last,
+            *('    ' + line for line in [*self._edges(), *self.lines]),
+            *self.last,
         ]
         reduced = [k for k, out in enumerate(self.outs) if out.kind not in ('edge', 'total')]
         extremes = [k for k in reduced if self.outs[k].kind in ('max', 'min')]
@@ -145,11 +150,18 @@ class _Tiles:
             *(f'STEP_{name}: tl.constexpr' for (role, _), name in self.loads.items()
               if role in NODES),
         ]  # fmt: skip
-        return '\n'.join([
-            ROUNDED_ADD.rstrip(), '', '', _FUNCTIONS,
-            f'@triton.jit(do_not_specialize={numbers})',
-            f'def message_tiles({", ".join(parameters)}):', *('    ' + line for line in body), '',
-        ])
+        return '\n'.join(
+            [
+                ROUNDED_ADD.rstrip(),
+                '',
+                '',
+                _FUNCTIONS,
+                f'@triton.jit(do_not_specialize={numbers})',
+                f'def message_tiles({", ".join(parameters)}):',
+                *('    ' + line for line in body),
+                '',
+            ]
+        )
 
     def _shared_bytes(self) -> int:
         """A bound of the shared memory: parameters, three times in bfloat16 or once, also those
@@ -176,8 +188,12 @@ class _Tiles:
         if any(role in ('edge', 'arg') for role, _ in self.loads) or any(
             out.kind == 'edge' for out in self.outs
         ):
-            lines += ['eid = e', 'if HAS_PERM:', '    eid = tl.load(perm + e, m, 0)',
-                      'eid = eid[:, None]']
+            lines += [
+                'eid = e',
+                'if HAS_PERM:',
+                '    eid = tl.load(perm + e, m, 0)',
+                'eid = eid[:, None]',
+            ]
         kinds = {out.kind for out in self.outs} - {'edge', 'total'}
         if kinds:
             lines.append('rank = tl.load(rank_of + e, inside, -1)')
@@ -250,7 +266,8 @@ class _Tiles:
                 blocks, op = blocks[:1], POWERS[exponent]
         return self._emit(
             CALLS[op].format(*(block.name for block in blocks)),
-            max(block.width for block in blocks), any(block.in_loop for block in blocks),
+            max(block.width for block in blocks),
+            any(block.in_loop for block in blocks),
         )
 
     def _constant(self, at: int) -> _Value:
@@ -478,8 +495,9 @@ class _Tiles:
         combine = {'max': 'larger_of_row', 'min': 'smaller_of_row'}[kind]
         value = self._of_edges(block, block.width)
         keys = f'key + tl.zeros([{EDGES}, {block.width}], tl.int32)'
-        row, part = (f'({place} * {size} + {columns})'
-                     for place in ('tl.cast(dst, OFFSET)', 'end_slot'))
+        row, part = (
+            f'({place} * {size} + {columns})' for place in ('tl.cast(dst, OFFSET)', 'end_slot')
+        )
         ends_row, ends_part = _all_of('ends_row', mask), _all_of('ends_part', mask)
         self.lines += [
             f'best, keys = tl.associative_scan(({value}, {keys}), 0, {combine})',
@@ -541,7 +559,7 @@ def _store(pointer: str, place: str, value: str, mask: str) -> str:
 # What the kernels call. A product with the error of float32 is one of sums of three numbers of
 # bfloat16, without the least parts; such a part of what is not finite is 0. The key of a number has
 # its row, then its place in the tile.
-_FUNCTIONS = f'''@triton.jit
+_FUNCTIONS = f"""@triton.jit
 def tf32(x):
     bits = x.to(tl.int32, bitcast=True)
     near = ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
@@ -587,13 +605,13 @@ def smaller_of_row(v0, k0, v1, k1):
     return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
 
 
-'''
+"""
 
 
 # The kernel that says for each edge the how-manieth row of its tile it is in (`rank`), and for each
 # row of a tile where its result goes (`place`): to that row, or, counted behind all rows, to one of
 # two parts of the tile, as the row has edges in the tile before (the first part) or behind.
-PLAN = f'''@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
+PLAN = f"""@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
 def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
     t = tl.program_id(0)
     i = tl.arange(0, {EDGES})
@@ -615,7 +633,7 @@ def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
     tl.debug_barrier()
     ends = (row != below) | (i == {EDGES - 1})
     tl.store(place_of + (t * {EDGES} + rank), place, ends & inside)
-'''
+"""
 
 
 @lru_cache
@@ -641,7 +659,8 @@ def combine_text(kind: str, size: int) -> str:
     if has_places:
         better = '>' if kind == 'max' else '<'
         lines += [
-            f'a = tl.load(parg + start, (u == 0) & {mask}, -1)', *loop,
+            f'a = tl.load(parg + start, (u == 0) & {mask}, -1)',
+            *loop,
             f'    w = tl.load(part + place, m, {_START[kind]})',
             '    b = tl.load(parg + place, m, -1)',
             f'    take = m & ((w {better} v) | (a < 0) | ((w != w) & (v == v)))',

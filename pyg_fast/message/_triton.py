@@ -169,9 +169,7 @@ def _result_places(gen: Generator, out: Out) -> list[tuple[tuple[Index, ...], st
         return tiles
 
 
-def _term(
-    gen: Generator, k: int, n: int, at: int, index: tuple[Index, ...], guard: str
-) -> Term:
+def _term(gen: Generator, k: int, n: int, at: int, index: tuple[Index, ...], guard: str) -> Term:
     value, shape = gen.value(at, index, guard).name, gen.program[at].shape
     flat = gen.offset(index, shape)
     axes = frozenset(axis for axis, _ in flat.terms)

@@ -35,12 +35,12 @@ WARP = 32  # threads
 
 # How sums between threads add. An fma would fuse a product into the addition in the thread that has
 # it, and not in others: threads would have different sums.
-ROUNDED_ADD = '''@triton.jit
+ROUNDED_ADD = """@triton.jit
 def added(a, b):
     return libdevice.add_rn(a, b)
 
 
-'''
+"""
 
 
 # Stops the kernel where a row is not one of the table.

@@ -184,9 +184,7 @@ def _sizes(graph: object, inputs: dict[tuple[str, str], Tensor]) -> tuple[int, i
         if sizes[role] is None:
             sizes[role] = x.size(0)
         if x.size(0) != sizes[role]:
-            raise ValueError(
-                f"'{role}[{name!r}]' must have {sizes[role]} rows, got {x.size(0)}"
-            )
+            raise ValueError(f"'{role}[{name!r}]' must have {sizes[role]} rows, got {x.size(0)}")
     num_src = sizes['src'] if sizes['src'] is not None else sizes['dst']
     num_dst = sizes['dst'] if sizes['dst'] is not None else sizes['src']
     if num_src is None or num_dst is None:

@@ -176,7 +176,7 @@ def _stack(
 
 
 def _by_layer(
-    layers: Sequence[_RowFunction]
+    layers: Sequence[_RowFunction],
 ) -> tuple[list[_RowFunction], list[tuple[AggregatesInput, list[_RowFunction]]]]:
     """What precedes the first layer, and each layer with what follows it."""
     first: list[_RowFunction] = []
@@ -205,7 +205,10 @@ def _by_layer(
 
 
 def _mapped(
-    conv: MessagePassing, aggregated: Tensor, root: OptTensor, weight_dtype: torch.dtype | None,
+    conv: MessagePassing,
+    aggregated: Tensor,
+    root: OptTensor,
+    weight_dtype: torch.dtype | None,
     edge_index: Tensor,
 ) -> Tensor:
     """A layer on rows whose neighbours are already summed."""

@@ -217,9 +217,7 @@ def edges_for_pyg(edge_index: Adj) -> Adj:
     return edge_index.to_edge_index() if isinstance(edge_index, PreparedGraph) else edge_index
 
 
-def entries(
-    adj_t: Adj, num_src: int, num_dst: int, flow: str
-) -> tuple[Tensor, OptTensor] | None:
+def entries(adj_t: Adj, num_src: int, num_dst: int, flow: str) -> tuple[Tensor, OptTensor] | None:
     """Edges and weights of a transposed sparse matrix, or None if PyG's code must run."""
     if not isinstance(adj_t, SparseTensor) and not is_torch_sparse_tensor(adj_t):
         return None

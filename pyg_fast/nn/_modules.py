@@ -41,8 +41,10 @@ def note_propagate(*functions: Callable[..., object]) -> None:
         if function not in PYGS:
             name, module = function.__qualname__, function.__module__
             # PyG makes one module per class that it compiles a function for.
-            PYGS[function] = name in _COLLECT and module.endswith(f'_{name}') and (
-                _COLLECT[name] in function.__globals__
+            PYGS[function] = (
+                name in _COLLECT
+                and module.endswith(f'_{name}')
+                and (_COLLECT[name] in function.__globals__)
             )
 
 

@@ -83,9 +83,7 @@ class Neighbours(NamedTuple):
     flow: str
     part: Graph | None = None
 
-    def graph(
-        self, transpose: bool, values: bool = False, num_src: int | None = None
-    ) -> Graph:
+    def graph(self, transpose: bool, values: bool = False, num_src: int | None = None) -> Graph:
         """The graph, with its transpose if a backward pass will need it; :obj:`values` as in
         :func:`~pyg_fast.graph.graph_of`. It has a source per row of the features unless
         :obj:`num_src` is given."""
@@ -103,9 +101,7 @@ class Neighbours(NamedTuple):
         """Whether messages go from destinations to sources."""
         return self.flow == 'target_to_source'
 
-    def sum(
-        self, mean: bool = False, diag: Tensor | None = None, out_acc: bool = False
-    ) -> Tensor:
+    def sum(self, mean: bool = False, diag: Tensor | None = None, out_acc: bool = False) -> Tensor:
         """The sum (or mean) of the neighbours' features, and a multiple of the node's own."""
         x = self.source
         if isinstance(x, CBSR):
@@ -350,9 +346,7 @@ def std_of(var: Tensor) -> Tensor:
     return std.masked_fill(std <= math.sqrt(1e-5), 0.0)
 
 
-def _power_mean(
-    aggr: PowerMeanAggregation, means: SparseOperator, x: Tensor
-) -> Tensor:
+def _power_mean(aggr: PowerMeanAggregation, means: SparseOperator, x: Tensor) -> Tensor:
     p, low, high = aggr.p, aggr.min_value, aggr.max_value
     if isinstance(p, Tensor):
         p = p.view(-1, aggr.channels)

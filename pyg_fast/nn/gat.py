@@ -112,9 +112,7 @@ class _FusedAttention(Fused):
         )  # fmt: skip
         return graph.t() if reverse else graph
 
-    def _attention_args(
-        self, graph: Graph, x: Tensor, out_dtype: torch.dtype
-    ) -> AttentionArgs:
+    def _attention_args(self, graph: Graph, x: Tensor, out_dtype: torch.dtype) -> AttentionArgs:
         num_loops = min(graph.num_src, graph.num_dst) if self.add_self_loops else 0
         dropout = self.dropout if self.training else 0.0
         return AttentionArgs(
@@ -228,9 +226,7 @@ class FusedGATConv(_FusedAttention, GATConv):
             )
         return out
 
-    def _fused(
-        self, x: object, edge_index: Adj, edge_attr: OptTensor, size: Size
-    ) -> Tensor | None:
+    def _fused(self, x: object, edge_index: Adj, edge_attr: OptTensor, size: Size) -> Tensor | None:
         ends = self._ends(x)
         if ends is None or (size is not None and tuple(size) != (ends[0].size(0), ends[1].size(0))):
             return None
@@ -461,7 +457,12 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             _entries[self] = make_entry()
         try:
             (out,), _ = _entries[self](
-                self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i'),
+                self._attended,
+                graph,
+                ('sum',),
+                inputs,
+                {},
+                ('index', 'size_i'),
                 only_read=self.bias is not None or self.res is not None,
             )
         except Fallback as reason:
@@ -470,9 +471,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             return None
         return self._finished(out, None if self.res is None else self.res(dst), False)
 
-    def _compiled(
-        self, edge_index: Tensor, edge_attr: Tensor, src: Tensor, dst: Tensor
-    ) -> Tensor:
+    def _compiled(self, edge_index: Tensor, edge_attr: Tensor, src: Tensor, dst: Tensor) -> Tensor:
         """PyG's code with self-loops. It breaks the graph where it removes those of the list; here
         they go to a node after the last instead."""
         num_loops, reverse = min(src.size(0), dst.size(0)), self.flow == 'target_to_source'

@@ -141,9 +141,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         self._fused_note(f'aggr={self.aggr!r}')
         return False
 
-    def _input_plan(
-        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor
-    ) -> InputPlan | None:
+    def _input_plan(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> InputPlan | None:
         norm = None
         if self._fusible(x) and self._sums() and self._commutes():
             norm = self._operator(x, edge_index, edge_weight, False)

@@ -1,6 +1,5 @@
 """The graph isomorphism layer."""
 
-
 import torch
 from torch import Tensor
 from torch_geometric.nn import GINConv

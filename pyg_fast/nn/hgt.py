@@ -5,7 +5,6 @@ reads a number for each edge and head, the relation's prior. Here a source has a
 relations, of a product with all their matrices, and priors are factors of the matrices.
 """
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -98,7 +98,8 @@ def _width(kwargs: dict[str, object]) -> int:
 def _runs_python(cls: type) -> bool:
     """Whether PyG's `propagate` of a class of ours is its Python code."""
     found = [
-        base.__dict__['propagate'] for base in cls.__mro__
+        base.__dict__['propagate']
+        for base in cls.__mro__
         if 'propagate' in base.__dict__ and not issubclass(base, FusedPropagate)
     ]
     return found[0] is _PYTHON_PROPAGATE
@@ -442,7 +443,10 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
 
 
 def _collect(
-    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, object],
+    conv: MessagePassing,
+    edge_index: Tensor,
+    size: Size,
+    kwargs: dict[str, object],
     names: Arguments,
 ) -> tuple[_Inputs, dict[str, object], tuple[int, int]]:
     """The arguments of a message: tensors of nodes and edges by role and name, others by name; and

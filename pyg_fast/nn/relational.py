@@ -130,9 +130,7 @@ def _sum(
     return out if conv.bias is None else out + conv.bias
 
 
-def _features(
-    conv: MessagePassing, x: OptTensor | PairOptTensor
-) -> tuple[Tensor | None, Tensor]:
+def _features(conv: MessagePassing, x: OptTensor | PairOptTensor) -> tuple[Tensor | None, Tensor]:
     """The features of RGCNConv's sources, None where nodes have only numbers, and those of
     destinations, or their numbers.
 
@@ -471,8 +469,10 @@ def _degree_scale(conv: MessagePassing, degree: Tensor) -> Tensor:
 def _by_relation(conv: MessagePassing, x: Tensor) -> Tensor:
     """Each node's features times the matrix of each relation, a row for each pair."""
     num_relations, num_out = conv.num_relations, conv.heads * conv.out_channels
-    weight = conv.weight if conv.num_bases is None else (
-        (conv.att @ conv.basis.view(conv.num_bases, -1)).view(num_relations, -1, num_out)
+    weight = (
+        conv.weight
+        if conv.num_bases is None
+        else ((conv.att @ conv.basis.view(conv.num_bases, -1)).view(num_relations, -1, num_out))
     )
     if weight.size(0) != num_relations:
         raise Fallback(f'num_relations={num_relations} of {weight.size(0)} matrices')

@@ -1,6 +1,5 @@
 """The GraphSAGE layer."""
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

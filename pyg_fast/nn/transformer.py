@@ -1,6 +1,5 @@
 """TransformerConv with its attention in fused kernels."""
 
-
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -24,9 +23,7 @@ class FusedTransformer(FusedPropagate):
         """"""
         maps = None if return_attention_weights is not None else self._maps(x)
         if maps is None:
-            return super().forward(
-                x, edge_index, edge_attr, return_attention_weights
-            )
+            return super().forward(x, edge_index, edge_attr, return_attention_weights)
         query, key, value, *skip = maps
         shape = (-1, self.heads, self.out_channels)
         out = self.propagate(

@@ -88,8 +88,10 @@ def differentiable_gradients(
     views = [None if t is None else t.view_as(t) for t in inputs]
     wanted = [t for t, need in zip(views, needs, strict=True) if need and t is not None]
     found = iter(torch.autograd.grad(run(*views), wanted, grad, create_graph=True))
-    return [next(found) if need and t is not None else None
-            for t, need in zip(views, needs, strict=True)]
+    return [
+        next(found) if need and t is not None else None
+        for t, need in zip(views, needs, strict=True)
+    ]
 
 
 def leaky(score: Tensor, args: AttentionArgs) -> Tensor:

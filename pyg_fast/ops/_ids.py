@@ -1,6 +1,5 @@
 """Checks of node ids, of their map and of seeds."""
 
-
 import torch
 from torch import Tensor
 

@@ -54,7 +54,7 @@ def saved(ctx: Context) -> tuple:
             raise
         raise RuntimeError(
             'a tensor that a layer of pyg_fast read was written before the backward pass, which '
-            f"reads it again: write x = x + ... in place of x += ... ({error})"
+            f'reads it again: write x = x + ... in place of x += ... ({error})'
         ) from None
     return _joined(ctx.form, iter(tensors))
 

@@ -59,9 +59,7 @@ def scatter_sum(
 
 
 # `edge_index`, scales of rows and columns, diagonal, `num_dst`, `reverse`, `drop_loops`.
-_Constants: TypeAlias = tuple[
-    Tensor, Tensor | None, Tensor | None, Tensor | None, int, bool, bool
-]
+_Constants: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, bool, bool]
 
 
 def _scatter(x: Tensor, value: Tensor | None, constants: _Constants, check: bool) -> Tensor:

@@ -1,6 +1,5 @@
 """Scores of nodes: products of each head's channels with attention vectors."""
 
-
 import torch
 from torch import Tensor
 

@@ -1,6 +1,5 @@
 """Scores of edges and self-loops, as a linear map of the features of edges."""
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

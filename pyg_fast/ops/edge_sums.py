@@ -1,6 +1,5 @@
 """Values of edges: their sums over the edges of each row, and some of their rows."""
 
-
 import torch
 from torch import Tensor
 

@@ -81,8 +81,9 @@ class GAT(torch.autograd.Function):
             grad_x, grad_att = ops.attention_scores_backward.default(
                 x, *vectors(x, tuple(att)), grads[1], grads[2], grads[0]
             )
-            grads[:3] = grad_x, *(
-                g.to(a.dtype).view_as(a) for g, a in zip(grad_att, att, strict=True)
+            grads[:3] = (
+                grad_x,
+                *(g.to(a.dtype).view_as(a) for g, a in zip(grad_att, att, strict=True)),
             )
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), None
 

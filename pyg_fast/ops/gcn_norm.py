@@ -1,6 +1,5 @@
 """The symmetric normalisation of a GCN over unsorted edges."""
 
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -1,6 +1,5 @@
 """Linear maps with a bias."""
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,6 +1,5 @@
 """A linear map of CBSR features."""
 
-
 import torch
 from torch import Tensor
 

@@ -185,9 +185,7 @@ def _check_perm(perm: Tensor, rowptr: Tensor, col: Tensor, device: torch.device)
 
 def _check_pointers(rowptr: Tensor, num_edges: int) -> None:
     if int(rowptr[0]) != 0 or int(rowptr[-1]) > num_edges or bool((rowptr.diff() < 0).any()):
-        raise ValueError(
-            f"'rowptr' must ascend from 0 to at most {num_edges}, the length of 'col'"
-        )
+        raise ValueError(f"'rowptr' must ascend from 0 to at most {num_edges}, the length of 'col'")
 
 
 def sample_subgraph(
@@ -264,9 +262,7 @@ class _MiniBatch:
         self.e_id = scratch('e_id', size, torch.int64)
         self.local = scratch('local', self.num_seeds + size, torch.int32)
 
-    def grow(
-        self, hop: int, fanout: int, replace: bool, weight: Tensor | None
-    ) -> tuple[int, int]:
+    def grow(self, hop: int, fanout: int, replace: bool, weight: Tensor | None) -> tuple[int, int]:
         """Computes the sizes of a hop and allocates: numbers of nodes and edges."""
         rowptr, col = self.graph
         ops.sample_counts(

@@ -106,9 +106,7 @@ def _spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
     return ops.expand_rows.default(x, rows.position, fill)
 
 
-def expand(
-    x: Tensor, rows: Rows, fill: float = 0.0, watch: Watch | None = None
-) -> Tensor:
+def expand(x: Tensor, rows: Rows, fill: float = 0.0, watch: Watch | None = None) -> Tensor:
     """Scatters rows to all nodes; others are :obj:`fill`; differentiable."""
     return x if rows.nodes is None else Expand.apply(x, rows, fill, watch)
 
@@ -117,9 +115,7 @@ class Expand(torch.autograd.Function):
     """Its backward gathers the rows again."""
 
     @staticmethod
-    def forward(
-        ctx: Context, x: Tensor, rows: Rows, fill: float, watch: Watch | None
-    ) -> Tensor:
+    def forward(ctx: Context, x: Tensor, rows: Rows, fill: float, watch: Watch | None) -> Tensor:
         save(ctx, rows, watch)
         return _spread(x, rows, fill)
 
@@ -150,9 +146,7 @@ class Take(torch.autograd.Function):
         return expanded(grad, rows, torch.is_grad_enabled()), None
 
 
-def node_dropout(
-    x: Tensor, p: float, seed: Tensor, nodes: Tensor | None = None
-) -> Tensor:
+def node_dropout(x: Tensor, p: float, seed: Tensor, nodes: Tensor | None = None) -> Tensor:
     r"""Dropout keyed by seed, node and column: the same for a node in any row.
 
     .. math::

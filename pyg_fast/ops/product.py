@@ -251,9 +251,7 @@ class SDDMM(torch.autograd.Function):
     """Row i of `a` times row j of `b` for every edge (j, i): a sampled dense-dense product."""
 
     @staticmethod
-    def forward(
-        ctx: Context, a: Tensor, b: Tensor, op: SparseOperator, num_values: int
-    ) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, op: SparseOperator, num_values: int) -> Tensor:
         save(ctx, a, b, op)
         return ops.sddmm.default(
             *op.graph[:3], a, b, op.row_scale, op.col_scale, op.mean, num_values
@@ -348,8 +346,8 @@ class SSpMM(torch.autograd.Function):
         op, columns, num_columns, _ = constants
         save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
         graph, ordered = op.graph, adds_in_order(grad)
-        dense = (
-            graph.t_rowptr is not None and _is_dense_backward(grad, columns.size(1), num_columns)
+        dense = graph.t_rowptr is not None and _is_dense_backward(
+            grad, columns.size(1), num_columns
         )
         if ordered and graph.t_rowptr is None:
             raise RuntimeError(

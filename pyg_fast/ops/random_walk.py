@@ -52,9 +52,7 @@ def random_walk(
     """
     rowptr, col = _check_walk('start', start, rowptr, col, restart)
     check_number('walk_length', walk_length)
-    out = ops.random_walk(
-        rowptr, col, start.long(), walk_length, float(restart), seed_of(seed)
-    )
+    out = ops.random_walk(rowptr, col, start.long(), walk_length, float(restart), seed_of(seed))
     keep_until_read(start.device, rowptr, col)
     return out
 

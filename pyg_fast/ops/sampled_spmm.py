@@ -1,6 +1,5 @@
 """Sums over a sample of each row of a sparse matrix, drawn inside the kernel: raw ops."""
 
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

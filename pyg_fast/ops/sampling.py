@@ -165,7 +165,8 @@ def _sample_transposed_fake(
     t_rowptr: Tensor, t_col: Tensor, num_slots: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        t_rowptr.new_empty(t_rowptr.shape), t_col.new_empty(num_slots),
+        t_rowptr.new_empty(t_rowptr.shape),
+        t_col.new_empty(num_slots),
         t_rowptr.new_empty(num_slots),
     )
 

@@ -1,6 +1,5 @@
 """Maximum and minimum over a graph; the gradient goes to the edge that attains them."""
 
-
 import torch
 from torch import Tensor
 
@@ -61,9 +60,7 @@ class SpMMMax(torch.autograd.Function):
                     rowptr, col, perm, value, arg, grad, num_src, *of_hubs
                 )
         if ctx.needs_input_grad[1]:
-            grad_value = ops.spmm_max_backward_value(
-                rowptr, col, perm, arg, grad, x, value.size(0)
-            )
+            grad_value = ops.spmm_max_backward_value(rowptr, col, perm, arg, grad, x, value.size(0))
         return grad_x, grad_value, None, None
 
 
@@ -73,7 +70,7 @@ def _t_position(rowptr: Tensor, perm: Tensor | None, t_perm: Tensor | None) -> T
         return t_perm
     num_edges = perm.size(0)
     position = torch.arange(num_edges, dtype=perm.dtype, device=perm.device)
-        # The zeros after the last edge must not count as edge 0.
+    # The zeros after the last edge must not count as edge 0.
     target = perm.long().masked_fill(position >= rowptr[-1], num_edges)
     inverse = perm.new_zeros(num_edges + 1)
     inverse[target] = position

@@ -1,6 +1,5 @@
 """The variance over a graph, of the differences from each row's first message."""
 
-
 import torch
 from torch import Tensor
 

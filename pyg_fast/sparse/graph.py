@@ -248,9 +248,7 @@ _SWAPPED: dict[Missing | None, Missing | None] = {
 }  # fmt: skip
 
 
-def check_node_counts(
-    size: tuple[int | None, int | None], num_src: int, num_dst: int
-) -> None:
+def check_node_counts(size: tuple[int | None, int | None], num_src: int, num_dst: int) -> None:
     """Raises unless they are those of an EdgeIndex, as far as it knows them."""
     for known, count, name in zip(size, (num_src, num_dst), ('source', 'destination'), strict=True):
         if known is not None and known != count:

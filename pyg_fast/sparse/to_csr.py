@@ -201,9 +201,7 @@ def _to_csr_csc_fake(
 
 
 @fake('to_csr_unweighted')
-def _to_csr_unweighted_fake(
-    edge_index: Tensor, num_dst: int, index64: bool
-) -> tuple[Tensor, ...]:
+def _to_csr_unweighted_fake(edge_index: Tensor, num_dst: int, index64: bool) -> tuple[Tensor, ...]:
     rowptr, col, _ = _empty_csr(edge_index, num_dst, index64)
     return rowptr, col, edge_index.new_empty(1, dtype=torch.int64)
 
@@ -220,7 +218,12 @@ def _csr_rows_fake(rowptr: Tensor, begin: int, end: int) -> Tensor:
 
 @reference('to_csr')
 def _to_csr_reference(
-    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool,
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    reverse: bool,
+    index64: bool,
+    drop_loops: bool,
     report: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (row, col), num_rows, num_cols = edge_index.flip(0), num_dst, num_src
@@ -243,7 +246,11 @@ def _to_csr_reference(
 
 @reference('to_csr_csc')
 def _to_csr_csc_reference(
-    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool,
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    index64: bool,
+    drop_loops: bool,
     report: bool = True,
 ) -> tuple[Tensor, ...]:
     csr, csc = (
@@ -255,7 +262,11 @@ def _to_csr_csc_reference(
 
 @reference('to_csr_unweighted')
 def _to_csr_unweighted_reference(
-    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool,
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    index64: bool,
+    drop_loops: bool,
     report: bool = True,
 ) -> tuple[Tensor, ...]:
     rowptr, col, _, invalid = _to_csr_reference(
@@ -265,9 +276,7 @@ def _to_csr_unweighted_reference(
 
 
 @reference('transpose_csr')
-def _transpose_csr_reference(
-    rowptr: Tensor, col: Tensor, num_cols: int
-) -> tuple[Tensor, Tensor]:
+def _transpose_csr_reference(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor]:
     count = int(rowptr[-1])
     rows = _csr_rows_reference(rowptr, 0, count)
     edges = torch.stack([col[:count], rows])

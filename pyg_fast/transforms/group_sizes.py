@@ -144,7 +144,11 @@ class GroupSizes(BaseTransform):
         """The sizes of a graph and of its transpose."""
         size, t_size = (
             choose_group_size(
-                each.rowptr, each.num_src, self.width, self.strategy, col=each.col,
+                each.rowptr,
+                each.num_src,
+                self.width,
+                self.strategy,
+                col=each.col,
                 coefficients=self.coefficients,
             )  # fmt: skip
             for each in (graph, graph.t())

@@ -249,9 +249,7 @@ def _sort(
     return perm
 
 
-def _sort_structure(
-    data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]
-) -> None:
+def _sort_structure(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) -> None:
     held = [store['edge_index']]
     metadata = None
     if isinstance(data, Batch):

@@ -1,4 +1,5 @@
 """The accuracy of trained networks: the runs, and the tables of the reports."""
+
 import json
 import re
 from collections.abc import Callable
@@ -14,19 +15,35 @@ ROOT = Path(__file__).parents[2]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import accuracy
+
     return accuracy
 
 
 def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('PYG_FAST_DATA', raising=False)
-    bench.main(['--system', 'sampled', '--quick', '--device', 'cpu', '--graphs', 'CS,planted',
-                '--epochs', '3', '--out', str(tmp_path)])
+    bench.main(
+        [
+            '--system',
+            'sampled',
+            '--quick',
+            '--device',
+            'cpu',
+            '--graphs',
+            'CS,planted',
+            '--epochs',
+            '3',
+            '--out',
+            str(tmp_path),
+        ]
+    )
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     assert report['left_out'] == {'CS': 'PYG_FAST_DATA is not set'}
     assert [section['title'] for section in report['sections']] == [
-        f'{model}: {what}' for model in ('GCN', 'SAGE')
-        for what in ('points lost', 'S that loses at most 1 point')]
+        f'{model}: {what}'
+        for model in ('GCN', 'SAGE')
+        for what in ('points lost', 'S that loses at most 1 point')
+    ]
     for lost, least in (report['sections'][:2], report['sections'][2:]):
         (chosen,) = least['cells']
         full = chosen['results']['all edges, %']['scores']
@@ -68,9 +85,13 @@ def test_features_of_eight_bits(bench: Any, tmp_path: Path) -> None:
         assert ('eight bits' in report['notes'][0]) == bool(option)
         lost, least = (section['cells'] for section in report['sections'])
         full.append(least[0]['results']['all edges, %']['scores'])
-        cells.append([
-            (cell['width'], name, each['scores'])
-            for cell in lost for name, each in cell['results'].items()])
+        cells.append(
+            [
+                (cell['width'], name, each['scores'])
+                for cell in lost
+                for name, each in cell['results'].items()
+            ]
+        )
     # The same networks, which round wherever they sample, even if that is all edges.
     assert full[0] == full[1]
     assert [each[:2] for each in cells[0]] == [each[:2] for each in cells[1]]
@@ -83,6 +104,7 @@ def test_real_graphs_are_copied(
     bench: Any, data_root: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from benchmarks import _graphs
+
     root = data_root('HeterophilousGraphDataset', 'tolokers').parent
     monkeypatch.setenv('PYG_FAST_DATA', str(root))
     before = sorted(root.rglob('*'))
@@ -96,9 +118,7 @@ def test_real_graphs_are_copied(
 
 
 @pytest.mark.optional
-def test_the_loader(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loader(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import _minibatch
 
     monkeypatch.delenv('PYG_FAST_DATA', raising=False)
@@ -106,17 +126,30 @@ def test_the_loader(
     ways = {*bench.WAYS}
     if not _minibatch.pyg_backend(left_out, bench.PYG):
         ways.remove(bench.PYG)
-    bench.main([
-        '--system', 'loader', '--quick', '--device', 'cpu', '--graphs', 'CS,planted', '--models',
-        'sage', '--epochs', '2', '--out', str(tmp_path)])
+    bench.main(
+        [
+            '--system',
+            'loader',
+            '--quick',
+            '--device',
+            'cpu',
+            '--graphs',
+            'CS,planted',
+            '--models',
+            'sage',
+            '--epochs',
+            '2',
+            '--out',
+            str(tmp_path),
+        ]
+    )
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     assert report['left_out'] == left_out
     (section,) = report['sections']
     (cell,) = section['cells']
     assert cell['results'].keys() == ways
-    full, ours = (cell['results'][name]['scores'] for name in (
-        bench.FULL, bench.LOADER))
+    full, ours = (cell['results'][name]['scores'] for name in (bench.FULL, bench.LOADER))
     assert len(full) == len(ours) == 2
     assert cell['facts']['lost, points'] == pytest.approx((sum(full) - sum(ours)) / 2, rel=1e-3)
     assert '## SAGE' in written.with_suffix('.md').read_text()
@@ -129,8 +162,9 @@ def test_how_far_curves_differ(bench: Any) -> None:
     assert list(bench.curves(full, ours, plain).values()) == pytest.approx([2, 0.5, 0.5, 0.5**0.5])
 
 
-@pytest.mark.parametrize('line', [
-    ['--graphs', 'planted', '--hidden', '32'], ['--system', 'gat', '--graphs', 'planted']])
+@pytest.mark.parametrize(
+    'line', [['--graphs', 'planted', '--hidden', '32'], ['--system', 'gat', '--graphs', 'planted']]
+)
 def test_other_systems(bench: Any, tmp_path: Path, line: list[str]) -> None:
     """--choose, and all metrics: tests/examples/test_maxk_training.py."""
     bench.main(['--quick', '--device', 'cpu', '--epochs', '2', '--out', str(tmp_path), *line])
@@ -139,15 +173,18 @@ def test_other_systems(bench: Any, tmp_path: Path, line: list[str]) -> None:
     markdown = written.with_suffix('.md').read_text()
     (cell,) = report['sections'][0]['cells']
     first, *others = cell['results']
-    mean = {name: sum(each['scores']) / len(each['scores'])
-            for name, each in cell['results'].items()}
+    mean = {
+        name: sum(each['scores']) / len(each['scores']) for name, each in cell['results'].items()
+    }
     assert {name: float(text) for name, text in cell['facts'].items()} == {
-        f'{name}, difference': pytest.approx(mean[name] - mean[first], abs=0.01)
-        for name in others}
+        f'{name}, difference': pytest.approx(mean[name] - mean[first], abs=0.01) for name in others
+    }
     for section in report['sections']:
-        assert f"## {section['title']}\n" in markdown
+        assert f'## {section["title"]}\n' in markdown
         assert section['summary']
     titles = [section['title'] for section in report['sections']]
     assert titles == (
-        ['Test accuracy, %', 'Time per epoch, ms'] if 'gat' in line else
-        ['Test accuracy, %', 'Test accuracy over epochs, %', 'Time per epoch, ms'])
+        ['Test accuracy, %', 'Time per epoch, ms']
+        if 'gat' in line
+        else ['Test accuracy, %', 'Test accuracy over epochs, %', 'Time per epoch, ms']
+    )

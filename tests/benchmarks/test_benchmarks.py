@@ -1,4 +1,5 @@
 """The benchmarks run and report, and do not time what is wrong."""
+
 import contextlib
 import importlib
 import importlib.util
@@ -23,8 +24,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(bench: str, folder: Path, *args: str) -> tuple[dict, str, str]:
-    command = ['--quick', '--device', 'cpu', '--threads', '1', '--repeats', '2', '--out',
-               str(folder), *args]
+    command = [
+        '--quick',
+        '--device',
+        'cpu',
+        '--threads',
+        '1',
+        '--repeats',
+        '2',
+        '--out',
+        str(folder),
+        *args,
+    ]
     out, log, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.delenv('PYG_FAST_DATA', raising=False)
@@ -42,7 +53,7 @@ def check_report(report: dict, markdown: str) -> None:
     assert report['environment']['threads'] == 1
     assert report['arguments']['repeats'] == 2
     for section in report['sections']:
-        assert f"## {section['title']}\n" in markdown
+        assert f'## {section["title"]}\n' in markdown
         for cell in section['cells']:
             for name, result in cell['results'].items():
                 assert result['median_ms'] is not None, (section['title'], name, result['note'])
@@ -75,32 +86,56 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 def test_layers(tmp_path: Path, compiled: list[str | None]) -> None:
     report, markdown, _ = run(
-        'layers', tmp_path, '--graphs', 'tiny', '--layers', 'GCN', '--parts', 'steps,forward')
+        'layers', tmp_path, '--graphs', 'tiny', '--layers', 'GCN', '--parts', 'steps,forward'
+    )
     check_report(report, markdown)
     assert compiled == [None, None, 'reduce-overhead'] * 2  # ours, then PyG's twice
     assert [section['title'] for section in report['sections']] == [
-        'One layer, forward + backward', 'One layer, forward']
+        'One layer, forward + backward',
+        'One layer, forward',
+    ]
     for section in report['sections']:
         (cell,) = section['cells']
         assert cell['graph'] == 'tiny: GCN'
         assert {'ours, torch.compile', 'PyG', 'PyG, torch.compile', 'PyG torch CSR'} < (
-            cell['results'].keys())
+            cell['results'].keys()
+        )
         assert all(result['error'] <= 1 for result in cell['results'].values())
 
 
 def test_new_graphs_and_models(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'layers', tmp_path, '--graphs', 'tiny', '--layers', 'SAGE max,GAT 8 heads', '--widths',
-        '16', '--in-channels', '6', '--parts', 'fresh,model,launches', '--model-graphs', 'tiny')
+        'layers',
+        tmp_path,
+        '--graphs',
+        'tiny',
+        '--layers',
+        'SAGE max,GAT 8 heads',
+        '--widths',
+        '16',
+        '--in-channels',
+        '6',
+        '--parts',
+        'fresh,model,launches',
+        '--model-graphs',
+        'tiny',
+    )
     check_report(report, markdown)
     new, *models = report['sections']
     assert new['title'] == 'A new graph at each step, forward + backward'
     assert [cell['graph'] for cell in new['cells']] == [
-        f'{graph}: {layer}' for layer in ('SAGE max', 'GAT 8 heads')
-        for graph in ('tiny', 'Cora-sized')]
-    assert [section['title'] for section in models] == [f'tiny, GATConv, the {what}' for what in (
-        'two layers forward + backward', 'whole training step',
-        'whole training step on a new list of edges')]
+        f'{graph}: {layer}'
+        for layer in ('SAGE max', 'GAT 8 heads')
+        for graph in ('tiny', 'Cora-sized')
+    ]
+    assert [section['title'] for section in models] == [
+        f'tiny, GATConv, the {what}'
+        for what in (
+            'two layers forward + backward',
+            'whole training step',
+            'whole training step on a new list of edges',
+        )
+    ]
     row = new['summary'][0]
     assert (row['ours'], row['rival'], row['cells']) == ('ours, edge_index', 'PyG', 4)
     for section in report['sections']:
@@ -110,12 +145,17 @@ def test_new_graphs_and_models(tmp_path: Path) -> None:
 
 def test_kernels_in_compiled_code(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'compiled', tmp_path, '--layers', 'own sum', '--sizes', 'hubs', '--rounds', '2')
+        'compiled', tmp_path, '--layers', 'own sum', '--sizes', 'hubs', '--rounds', '2'
+    )
     check_report(report, markdown)
     (section,) = report['sections']
     (cell,) = section['cells']
     assert list(cell['results']) == [
-        'ours, prepared', 'ours, edge_index', 'ours, prepared, eager', 'PyG, torch.compile']
+        'ours, prepared',
+        'ours, edge_index',
+        'ours, prepared, eager',
+        'PyG, torch.compile',
+    ]
     assert all(result['error'] <= 1 for result in cell['results'].values())
     assert cell['facts'].keys() == {'PyG / ours, prepared', 'PyG / ours, edge_index'}
     assert 'ours, prepared: geometric mean' in markdown
@@ -124,15 +164,28 @@ def test_kernels_in_compiled_code(tmp_path: Path) -> None:
 def test_message(tmp_path: Path, compiled: list[str | None]) -> None:
     layers = {'GINE': 0, 'sum': 1}
     report, markdown, _ = run(
-        'message', tmp_path, '--graphs', 'tiny', '--widths', '8', '--layers', ','.join(layers),
-        '--modes', 'step')
+        'message',
+        tmp_path,
+        '--graphs',
+        'tiny',
+        '--widths',
+        '8',
+        '--layers',
+        ','.join(layers),
+        '--modes',
+        'step',
+    )
     check_report(report, markdown)
     (section,) = report['sections']
     assert [cell['graph'] for cell in section['cells']] == [f'tiny: {name}' for name in layers]
     for cell, by_op in zip(section['cells'], layers.values(), strict=True):
         assert list(cell['results']) == [
-            'ours, prepared', 'ours, edge_index', 'PyG, torch.compile', 'PyG',
-            *['ours, spmm'] * by_op]
+            'ours, prepared',
+            'ours, edge_index',
+            'PyG, torch.compile',
+            'PyG',
+            *['ours, spmm'] * by_op,
+        ]
         assert all(result['error'] <= 1 for result in cell['results'].values())
     assert compiled == [None] * 2
 
@@ -140,8 +193,10 @@ def test_message(tmp_path: Path, compiled: list[str | None]) -> None:
 @pytest.mark.parametrize('name', ['RGCN', 'RGAT', 'HGT'])
 def test_messages_of_types(harness, name: str) -> None:
     from benchmarks import _graphs, message
+
     case = message.Case(
-        message.KINDS[name], _graphs.load('tiny', torch.device('cpu')).without_loops(), 8)
+        message.KINDS[name], _graphs.load('tiny', torch.device('cpu')).without_loops(), 8
+    )
     assert case.typed[1].unique().tolist() == list(range(7))
     outputs = case.step(message.PLAIN, message.STEP)()
     assert case.check(outputs) <= 1
@@ -162,11 +217,11 @@ def test_messages_are_compared(harness, name: str) -> None:
     outputs = case.step(message.PREPARED, message.STEP)()
     assert case.check(outputs) <= 1
     assert case.check(outputs[:1]) <= 1  # of a forward pass
-    for place, t in enumerate(outputs[:1 if name == 'PNA' else None]):
+    for place, t in enumerate(outputs[: 1 if name == 'PNA' else None]):
         for slip in (t.norm() * 1e-2, math.nan):
             wrong = t.clone()
             wrong.view(-1)[-1] += slip
-            assert not case.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
+            assert not case.check([*outputs[:place], wrong, *outputs[place + 1 :]]) <= 1
     # As exact as PyG's layer is enough, and no more than twice its error.
     loose = [t * (1 + 2e-3) for t in outputs]
     assert case.check(loose) > 1
@@ -182,20 +237,25 @@ def test_messages_are_compared(harness, name: str) -> None:
 
 def test_before_after(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'before_after', tmp_path, str(ROOT), str(ROOT), '--sizes', 'tiny', '--rounds', '2')
+        'before_after', tmp_path, str(ROOT), str(ROOT), '--sizes', 'tiny', '--rounds', '2'
+    )
     (section,) = report['sections']
     assert len(section['cells']) > 25
     for cell in section['cells']:
         assert cell['graph'].startswith('tiny: ')
         assert {name for name, each in cell['results'].items() if each['median_ms'] > 0} == {
-            'before', 'after'}
+            'before',
+            'after',
+        }
     assert '| tiny: GCN step, prepared |' in markdown
 
 
 def test_before_after_of_a_tree_without_the_package(
-    tmp_path: Path, capfd: pytest.CaptureFixture,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
 ) -> None:
     from benchmarks import before_after
+
     with pytest.raises(SystemExit, match=str(tmp_path)):
         before_after.main([str(tmp_path), str(tmp_path), '--sizes', 'tiny', '--device', 'cpu'])
     assert 'has no pyg_fast' in capfd.readouterr().err
@@ -203,21 +263,25 @@ def test_before_after_of_a_tree_without_the_package(
 
 def test_hubs(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'hubs', tmp_path, '--parts', 'layers,both,dense,batches,relations', '--layers', 'SAGE max')
+        'hubs', tmp_path, '--parts', 'layers,both,dense,batches,relations', '--layers', 'SAGE max'
+    )
     check_report(report, markdown)
     *tables, relations = report['sections']
     dense = [section for section in tables if section['title'].startswith('Many edges: ')]
     assert [section['cells'][0]['width'] for section in dense] == [4, 10, 25, 28]
     tables = [section for section in tables if section not in dense]
     assert [section['title'] for section in tables] == [
-        'A row and a column of h edges', "flow='target_to_source'",
-        'A batch of FastNeighborLoader']
+        'A row and a column of h edges',
+        "flow='target_to_source'",
+        'A batch of FastNeighborLoader',
+    ]
     for section in tables:
         assert [(cell['graph'], cell['width']) for cell in section['cells']] == [
-            ('SAGE max', 0), ('SAGE max', 1000)]
+            ('SAGE max', 0),
+            ('SAGE max', 1000),
+        ]
         without, hub = (cell['facts'] for cell in section['cells'])
-        times = [
-            cell['results']['ours, prepared']['median_ms'] for cell in section['cells']]
+        times = [cell['results']['ours, prepared']['median_ms'] for cell in section['cells']]
         assert without['ours, prepared / h = 0'] == 1
         assert hub['ours, prepared / h = 0'] == pytest.approx(times[1] / times[0], rel=1e-3)
     for section in report['sections']:
@@ -231,11 +295,19 @@ def test_hubs(tmp_path: Path) -> None:
 
 def test_edge_mlp(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'edge_mlp', tmp_path, '--layers', 'EGNN,mesh', '--precisions', 'highest,bfloat16',
-        '--eager-only')
+        'edge_mlp',
+        tmp_path,
+        '--layers',
+        'EGNN,mesh',
+        '--precisions',
+        'highest,bfloat16',
+        '--eager-only',
+    )
     check_report(report, markdown)
     assert [section['title'] for section in report['sections']] == [
-        'A step, highest', 'A step, bfloat16']
+        'A step, highest',
+        'A step, bfloat16',
+    ]
     for section in report['sections']:
         assert [cell['graph'] for cell in section['cells']] == ['EGNN', 'mesh']
         for cell in section['cells']:
@@ -248,8 +320,7 @@ def test_more_hubs(tmp_path: Path) -> None:
     report, markdown, _ = run('hubs', tmp_path, '--parts', 'layers,hetero,widths')
     check_report(report, markdown)
     layers, types, widths = report['sections']
-    assert [cell['graph'] for cell in layers['cells']] == [
-        'own sum', 'SAGE max', 'GATv2 8 x 8'] * 2
+    assert [cell['graph'] for cell in layers['cells']] == ['own sum', 'SAGE max', 'GATv2 8 x 8'] * 2
     assert [cell['graph'] for cell in types['cells']] == ['SAGE 64', 'GATv2 4 x 16'] * 2
     assert len(widths['cells']) == 5
     for cell in widths['cells']:
@@ -258,6 +329,7 @@ def test_more_hubs(tmp_path: Path) -> None:
 
 def test_goals_of_hubs(harness) -> None:
     from benchmarks import hubs
+
     verdict = hubs.Verdict()
 
     def cell(plain: float, prepared: float, pyg: float | None) -> dict:
@@ -266,7 +338,10 @@ def test_goals_of_hubs(harness) -> None:
 
     assert cell(2.0, 1.0, 2.5)['goal'] == 'holds'
     assert cell(2.5, 1.3, 2.5) == {
-        'ours, edge_index / h = 0': 1.25, 'ours, prepared / h = 0': 1.3, 'goal': 'holds'}
+        'ours, edge_index / h = 0': 1.25,
+        'ours, prepared / h = 0': 1.3,
+        'goal': 'holds',
+    }
     assert cell(2.7, 1.0, 5.0)['goal'] == 'fails'
     assert cell(2.0, 1.4, 5.0)['goal'] == 'fails'
     assert cell(2.0, 1.0, 1.9)['goal'] == 'fails'
@@ -277,6 +352,7 @@ def test_goals_of_hubs(harness) -> None:
 @pytest.mark.parametrize('name', ['sum, weights', 'mean', 'GAT', 'GATv2'])
 def test_errors_of_sums(harness, name: str) -> None:
     from benchmarks import hubs
+
     for place in hubs.PLACES:
         terms = hubs.Terms(hubs.SUMS[name], place, 800, torch.device('cpu'))
         if place != '1,000 nodes':
@@ -284,14 +360,16 @@ def test_errors_of_sums(harness, name: str) -> None:
             assert not bool((dst if place == 'one row' else src).any())
         for which in (hubs.PLAIN, hubs.PREPARED, hubs.PYG):
             assert 0 < terms.error(which) < 5e-6
-        for magnitude, value in zip(
-                terms._in_double(True), terms._in_double(False), strict=True):
+        for magnitude, value in zip(terms._in_double(True), terms._in_double(False), strict=True):
             assert (magnitude >= value.abs() * (1 - 1e-12)).all()
     right = hubs.SUMS[name].ours
     for wrong in (
-            lambda *args, **given: right(*args, **given) * (1 + 1e-5),
-            lambda *args, **given: right(*args, **{
-                key: value * (1 + 1e-5) - value.detach() * 1e-5 for key, value in given.items()})):
+        lambda *args, **given: right(*args, **given) * (1 + 1e-5),
+        lambda *args, **given: right(
+            *args,
+            **{key: value * (1 + 1e-5) - value.detach() * 1e-5 for key, value in given.items()},
+        ),
+    ):
         terms.sums = hubs.SUMS[name]._replace(ours=wrong)
         assert terms.error(hubs.PLAIN) > 5e-6
 
@@ -315,15 +393,20 @@ def test_a_tree_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(_turns, 'Popen', Process)
     report, markdown, _ = run(
-        'hubs', tmp_path, '--parts', 'layers', '--layers', 'SAGE max', '--before', str(ROOT))
+        'hubs', tmp_path, '--parts', 'layers', '--layers', 'SAGE max', '--before', str(ROOT)
+    )
     # The commit, or without one the folder's name, not where it lies.
-    assert re.fullmatch(f"[0-9a-f]{{40}}|{re.escape(ROOT.name)}", report['arguments']['before'])
+    assert re.fullmatch(f'[0-9a-f]{{40}}|{re.escape(ROOT.name)}', report['arguments']['before'])
     check_report(report, markdown)
     (section,) = report['sections']
     for cell in section['cells']:
         assert list(cell['results']) == [
-            'ours, edge_index', 'before, ours, edge_index', 'ours, prepared',
-            'before, ours, prepared', 'PyG']
+            'ours, edge_index',
+            'before, ours, edge_index',
+            'ours, prepared',
+            'before, ours, prepared',
+            'PyG',
+        ]
         assert cell['results']['before, ours, prepared']['error'] is None
     rows = [(row['ours'], row['rival']) for row in section['summary']]
     assert ('ours, prepared', 'before, ours, prepared') in rows
@@ -353,9 +436,15 @@ def test_facts_of_a_tree(harness, tmp_path: Path) -> None:
     bench.add('title', 'a', 8, {}, facts={'ours': 2.0, 'PyG': 3.0})
     assert bench.report.sections[0].cells[0].facts == {'ours': 2.0, 'before, ours': 1.0, 'PyG': 3.0}
     before = object.__new__(_turns.Before)
-    before.tree, before.process = tmp_path, subprocess.Popen(
-        [sys.executable, '-c', 'print(input() + \'{"key": ["title", "b", 8]}\')'], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    before.tree, before.process = (
+        tmp_path,
+        subprocess.Popen(
+            [sys.executable, '-c', 'print(input() + \'{"key": ["title", "b", 8]}\')'],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ),
+    )
     with pytest.raises(SystemExit, match="measured .*'b', 8.*, expected .*'a', 8"):
         before.cell('title', 'a', 8)
     before.end()
@@ -366,10 +455,15 @@ def test_paths(tmp_path: Path) -> None:
     check_report({**report, 'sections': report['sections'][:-1]}, markdown)
     titles = [section['title'].split(',')[0] for section in report['sections']]
     assert titles == [
-        'Backward aggregation of the last layer', 'Backward aggregation of the layer below',
-        '2-layer GCN', '2-layer GCN', 'GCN',
-        'Preparing the paths of 2 layers beside a step of training', 'Group sizes',
-        'Test accuracy of a GCN']
+        'Backward aggregation of the last layer',
+        'Backward aggregation of the layer below',
+        '2-layer GCN',
+        '2-layer GCN',
+        'GCN',
+        'Preparing the paths of 2 layers beside a step of training',
+        'Group sizes',
+        'Test accuracy of a GCN',
+    ]
     scores = report['sections'].pop()['cells'][0]['facts']
     assert scores['path, %'] == scores['all active, %'] > 0
     assert scores['path, loss'] == pytest.approx(scores['all active, loss'], rel=1e-4)
@@ -391,16 +485,24 @@ def test_aggregate(tmp_path: Path, limits: Callable[..., None]) -> None:
 
 def test_reorder(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'reorder', tmp_path, '--graphs', 'tiny,small', '--widths', '5,8', '--edges', '1000')
+        'reorder', tmp_path, '--graphs', 'tiny,small', '--widths', '5,8', '--edges', '1000'
+    )
     check_report(report, markdown)
     *sorts, sums, costs = report['sections']
     assert [section['title'] for section in sorts] == [
-        'Sorting edges into CSR', 'Preparing a graph, CSR and CSC', 'Normalized weights of GCN']
+        'Sorting edges into CSR',
+        'Preparing a graph, CSR and CSC',
+        'Normalized weights of GCN',
+    ]
     scipy = importlib.util.find_spec('scipy')
     methods = {'rabbit', 'degree', *(['rcm'] if scipy else [])}
     assert ('SciPy' in report['left_out'].get('rcm', '')) == (scipy is None)
     assert [(cell['graph'], cell['width']) for cell in sums['cells']] == [
-        ('tiny', 5), ('tiny', 8), ('small', 5), ('small', 8)]
+        ('tiny', 5),
+        ('tiny', 8),
+        ('small', 5),
+        ('small', 8),
+    ]
     for cell in sums['cells']:
         assert cell['results'].keys() == methods | {'as is'}
         assert all(result['error'] <= 1 for result in cell['results'].values())
@@ -415,6 +517,7 @@ def test_reorder(tmp_path: Path) -> None:
 def test_reorder_notices_another_graph(harness) -> None:
     from benchmarks import _graphs, reorder
     from benchmarks.spmm import Case
+
     graph = _graphs.load('tiny', torch.device('cpu'))
     contender, _ = reorder.costs(graph, ['rabbit'])
     out = contender.make()()
@@ -433,8 +536,18 @@ def test_reorder_notices_another_graph(harness) -> None:
 @pytest.mark.optional
 def test_spmm(tmp_path: Path) -> None:
     report, markdown, log = run(
-        'spmm', tmp_path, '--graphs', 'tiny,ddi', '--widths', '8', '--reduce', 'sum,max',
-        '--backward', '--dtypes', 'float32,float64')
+        'spmm',
+        tmp_path,
+        '--graphs',
+        'tiny,ddi',
+        '--widths',
+        '8',
+        '--reduce',
+        'sum,max',
+        '--backward',
+        '--dtypes',
+        'float32,float64',
+    )
     check_report(report, markdown)
     assert report['left_out'] == {'ddi': 'PYG_FAST_DATA is not set'}
     assert 'Left out: ddi' in markdown
@@ -448,33 +561,67 @@ def test_spmm(tmp_path: Path) -> None:
     best = sections['sum, forward, float32']['summary'][0]
     assert best['rival'] == 'the best'
     assert math.isclose(
-        best['geometric_mean'], min(rivals.values()) / cell['results']['ours']['median_ms'],
-        rel_tol=1e-4)
+        best['geometric_mean'],
+        min(rivals.values()) / cell['results']['ours']['median_ms'],
+        rel_tol=1e-4,
+    )
     assert best['worst'] == {
-        'ratio': pytest.approx(best['geometric_mean']), 'graph': 'tiny', 'width': 8}
+        'ratio': pytest.approx(best['geometric_mean']),
+        'graph': 'tiny',
+        'width': 8,
+    }
 
 
 @pytest.mark.optional
 def test_maxk(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'maxk', tmp_path, '--graphs', 'tiny', '--widths', '12', '--k', '2,12,16', '--select-widths',
-        '16,300', '--dtypes', 'float32,float64', '--models', 'sage,gcn,gin', '--training-k', '2,4',
-        '--hidden', '8', '--layers', '2')
+        'maxk',
+        tmp_path,
+        '--graphs',
+        'tiny',
+        '--widths',
+        '12',
+        '--k',
+        '2,12,16',
+        '--select-widths',
+        '16,300',
+        '--dtypes',
+        'float32,float64',
+        '--models',
+        'sage,gcn,gin',
+        '--training-k',
+        '2,4',
+        '--hidden',
+        '8',
+        '--layers',
+        '2',
+    )
     check_report(report, markdown)
     sections = {section['title']: section for section in report['sections']}
     assert list(sections) == [
-        *(f'Aggregation at F=12, {mode}, {dtype}' for dtype in ('float32', 'float64')
-          for mode in ('forward', 'gradient of the values')),
-        *(f'Selection at F={width}, {dtype}' for dtype in ('float32', 'float64')
-          for width in (16, 300)),
-        *(f'Training step, {model}, 2 layers, hidden 8' for model in ('sage', 'gcn', 'gin'))]
+        *(
+            f'Aggregation at F=12, {mode}, {dtype}'
+            for dtype in ('float32', 'float64')
+            for mode in ('forward', 'gradient of the values')
+        ),
+        *(
+            f'Selection at F={width}, {dtype}'
+            for dtype in ('float32', 'float64')
+            for width in (16, 300)
+        ),
+        *(f'Training step, {model}, 2 layers, hidden 8' for model in ('sage', 'gcn', 'gin')),
+    ]
     for title, section in sections.items():
         assert [cell['width'] for cell in section['cells']] == (
-            [2, 12] if 'F=12' in title else [2, 12, 16] if 'F=' in title else [2, 4])
+            [2, 12] if 'F=12' in title else [2, 12, 16] if 'F=' in title else [2, 4]
+        )
         for cell in section['cells']:
             for name, result in cell['results'].items():
-                assert name == 'copy of as many bytes' or 'aggregations' in name or (
-                    result['error'] <= 1)
+                assert (
+                    name == 'copy of as many bytes'
+                    or 'aggregations' in name
+                    or (result['error'] <= 1)
+                )
     forward = sections['Aggregation at F=12, forward, float32']
     ours = {'ours', 'ours, unweighted', 'ours, balanced', 'ours, as dense'}
     of_all_columns = {'ours, spmm', 'torch.sparse', 'torch.sparse int64'}
@@ -483,48 +630,80 @@ def test_maxk(tmp_path: Path) -> None:
     assert all(few[name] == many[name] for name in of_all_columns)  # measured once
     assert all(few[name] != many[name] for name in ours)
     best = forward['summary'][0]
-    assert math.isclose(best['by_width']['2'], min(
-        few[name]['median_ms'] for name in of_all_columns - {'ours, spmm'}
-    ) / few['ours']['median_ms'], rel_tol=1e-4)
+    assert math.isclose(
+        best['by_width']['2'],
+        min(few[name]['median_ms'] for name in of_all_columns - {'ours, spmm'})
+        / few['ours']['median_ms'],
+        rel_tol=1e-4,
+    )
     gradient = sections['Aggregation at F=12, gradient of the values, float64']
     assert 'ours, deterministic' in gradient['cells'][0]['results']
     selection = sections['Selection at F=300, float32']['cells'][0]['results']
-    assert selection.keys() == {
-        'ours', 'ours, balanced', 'torch.topk', 'copy of as many bytes'}
+    assert selection.keys() == {'ours', 'ours, balanced', 'torch.topk', 'copy of as many bytes'}
     training = sections['Training step, sage, 2 layers, hidden 8']['cells'][0]['results']
     assert {
-        'ours, MaxK', 'ours, MaxK balanced', 'ours, ReLU', 'PyG edge_index', 'PyG torch CSR',
+        'ours, MaxK',
+        'ours, MaxK balanced',
+        'ours, ReLU',
+        'PyG edge_index',
+        'PyG torch CSR',
     } <= training.keys()
-    share = training['aggregations of ours, ReLU']['median_ms'] / (
-        training['ours, ReLU']['median_ms'])
+    share = (
+        training['aggregations of ours, ReLU']['median_ms'] / (training['ours, ReLU']['median_ms'])
+    )
     assert f'tiny, sage: aggregations take {share:.0%} of the step' in markdown
     assert 'Amdahl' in markdown
 
 
 def test_sampled(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'sampled', tmp_path, '--graphs', 'tiny', '--widths', '12', '--samples', '3,8', '--dtypes',
-        'float32,float64,int8', '--channels', '9', '--hidden', '8', '--model-samples', '4')
+        'sampled',
+        tmp_path,
+        '--graphs',
+        'tiny',
+        '--widths',
+        '12',
+        '--samples',
+        '3,8',
+        '--dtypes',
+        'float32,float64,int8',
+        '--channels',
+        '9',
+        '--hidden',
+        '8',
+        '--model-samples',
+        '4',
+    )
     check_report(report, markdown)
     sections = {section['title']: section for section in report['sections']}
     assert list(sections) == [
-        *(f'Aggregation at F=12, {rest}' for rest in (
-            'float32', 'float64', 'int8', 'forward + backward, float32')),
-        *(f'{what}, 9 to 8 to 41, float32' for what in (
-            'Training step of a GCN', 'Inference of a GCN, its aggregations alone',
-            'Inference of a GCN'))]
+        *(
+            f'Aggregation at F=12, {rest}'
+            for rest in ('float32', 'float64', 'int8', 'forward + backward, float32')
+        ),
+        *(
+            f'{what}, 9 to 8 to 41, float32'
+            for what in (
+                'Training step of a GCN',
+                'Inference of a GCN, its aggregations alone',
+                'Inference of a GCN',
+            )
+        ),
+    ]
     strategies = {'fastrand', 'adaptive', 'bucket', 'unbiased', 'paper'}
     full = {'in full', 'torch.sparse', 'torch.sparse int64'}
     kernels = sections['Aggregation at F=12, float32']
     few, many = (cell['results'] for cell in kernels['cells'])
     of_sample = {'making the sample', *(f'given the sample: {name}' for name in full)}
-    assert few.keys() == many.keys() == (
-        strategies | full | of_sample | {'fastrand, unweighted'})
+    assert few.keys() == many.keys() == (strategies | full | of_sample | {'fastrand, unweighted'})
     assert all(few[name] == many[name] for name in full)  # measured once
     assert all(few[name] != many[name] for name in few.keys() - full)
     int8 = sections['Aggregation at F=12, int8']['cells'][0]['results']
     assert int8.keys() == strategies | {
-        'in full', 'fastrand, unweighted', 'fastrand, rounding included'}
+        'in full',
+        'fastrand, unweighted',
+        'fastrand, rounding included',
+    }
     for title in list(sections)[3:]:
         widths = [3, 8] if title.startswith('Aggregation') else [4]
         assert [cell['width'] for cell in sections[title]['cells']] == widths
@@ -537,25 +716,38 @@ def test_sampled(tmp_path: Path) -> None:
             assert all(result['error'] <= 1 for result in cell['results'].values())
     row = next(row for row in kernels['summary'] if row['rival'] == 'in full')
     assert row['by_width']['3'] == pytest.approx(
-        few['in full']['median_ms'] / few['fastrand']['median_ms'], rel=1e-4)
+        few['in full']['median_ms'] / few['fastrand']['median_ms'], rel=1e-4
+    )
     assert re.search(r'tiny keeps \d+\.\d% of its edges at S=3 .*, \d+\.\d% of .* S=8', markdown)
 
 
 def test_gat(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'gat', tmp_path, '--graphs', 'tiny', '--configs', '2x4,3x5', '--dtypes',
-        'float32,bfloat16')
+        'gat', tmp_path, '--graphs', 'tiny', '--configs', '2x4,3x5', '--dtypes', 'float32,bfloat16'
+    )
     check_report(report, markdown)
     sections = {section['title']: section for section in report['sections']}
-    assert list(sections) == [f'ops.{model}, {mode}, {dtype}' for model, modes in (
-        ('gat', ('forward', 'backward')), ('gatv2', ('forward', 'forward + backward')))
-        for dtype in ('float32', 'bfloat16') for mode in modes]
+    assert list(sections) == [
+        f'ops.{model}, {mode}, {dtype}'
+        for model, modes in (
+            ('gat', ('forward', 'backward')),
+            ('gatv2', ('forward', 'forward + backward')),
+        )
+        for dtype in ('float32', 'bfloat16')
+        for mode in modes
+    ]
     forward, backward = (sections[f'ops.gat, {mode}, float32'] for mode in ('forward', 'backward'))
     for section in (forward, backward):
         assert [(cell['graph'], cell['width']) for cell in section['cells']] == [
-            ('tiny, 2 x 4', 8), ('tiny, 3 x 5', 15)]
+            ('tiny, 2 x 4', 8),
+            ('tiny, 3 x 5', 15),
+        ]
     assert forward['cells'][0]['results'].keys() == {
-        'ours, inference', 'ours, training', 'ours, training, dropout 0.6', 'PyG ops'}
+        'ours, inference',
+        'ours, training',
+        'ours, training, dropout 0.6',
+        'PyG ops',
+    }
     assert backward['cells'][0]['results'].keys() == {'ours', 'ours, dropout 0.6', 'PyG ops'}
     for title, section in sections.items():
         for cell in section['cells']:
@@ -567,40 +759,50 @@ def test_gat(tmp_path: Path) -> None:
 def harness(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import _harness
+
     return _harness
 
 
-@pytest.mark.parametrize('args', [
-    ('--graphs', 'karate'), ('--widths', '0'), ('--dtypes', 'int8'), ('--reduce', 'min')])
+@pytest.mark.parametrize(
+    'args', [('--graphs', 'karate'), ('--widths', '0'), ('--dtypes', 'int8'), ('--reduce', 'min')]
+)
 def test_arguments_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
     from benchmarks import spmm
+
     with pytest.raises(SystemExit):
         spmm.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('args', [
-    ('--k', '0'), ('--widths', 'wide'), ('--models', 'sage,gat'), ('--dtypes', 'int8')])
+@pytest.mark.parametrize(
+    'args', [('--k', '0'), ('--widths', 'wide'), ('--models', 'sage,gat'), ('--dtypes', 'int8')]
+)
 def test_arguments_of_maxk_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
     from benchmarks import maxk
+
     with pytest.raises(SystemExit):
         maxk.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('args', [
-    ('--configs', '8x0'), ('--configs', '8'), ('--models', 'gcn'), ('--dtypes', 'int8')])
+@pytest.mark.parametrize(
+    'args', [('--configs', '8x0'), ('--configs', '8'), ('--models', 'gcn'), ('--dtypes', 'int8')]
+)
 def test_arguments_of_gat_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
     from benchmarks import gat
+
     with pytest.raises(SystemExit):
         gat.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('args', [
-    ('--samples', '0'), ('--widths', 'wide'), ('--dtypes', 'int4'), ('--model-samples', '-1')])
+@pytest.mark.parametrize(
+    'args',
+    [('--samples', '0'), ('--widths', 'wide'), ('--dtypes', 'int4'), ('--model-samples', '-1')],
+)
 def test_arguments_of_sampled_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
     from benchmarks import sampled
+
     with pytest.raises(SystemExit):
         sampled.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
@@ -608,6 +810,7 @@ def test_arguments_of_sampled_are_checked(harness, args, capsys: pytest.CaptureF
 
 def test_the_check_notices_small_errors(harness) -> None:
     from benchmarks import spmm
+
     right = torch.randn(500, 7, dtype=torch.double) + 3
     for dtype, slip in ((torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.05)):
         out = right.to(dtype, copy=True)
@@ -622,12 +825,14 @@ def test_the_check_notices_small_errors(harness) -> None:
 @pytest.fixture
 def maxk_case(harness):
     from benchmarks import _graphs, maxk
+
     graph = _graphs.load('tiny', torch.device('cpu'))
     return maxk.Case(graph, torch.float32, 12)
 
 
 def test_maxk_compares_aggregations(maxk_case) -> None:
     from benchmarks import maxk
+
     case, cbsr = maxk_case, maxk_case.largest(4)
     right = maxk.ops.cbsr_spmm(case.graph.prepared, cbsr, case.weight)
     assert case.error(right, cbsr, case.weight) <= 1
@@ -641,7 +846,11 @@ def test_maxk_compares_aggregations(maxk_case) -> None:
             assert not case.error(wrong, cbsr, case.weight) <= 1
     grad = maxk.gradients(case, 4)
     assert [contender.name for contender in grad] == [
-        'ours', 'ours, deterministic', 'ours, balanced', 'ours, as dense']
+        'ours',
+        'ours, deterministic',
+        'ours, balanced',
+        'ours, as dense',
+    ]
     for contender in grad:
         out = contender.make()()
         assert contender.check(out) <= 1
@@ -652,6 +861,7 @@ def test_maxk_compares_aggregations(maxk_case) -> None:
 @pytest.mark.parametrize('balanced', [False, True])
 def test_maxk_compares_selections(harness, balanced: bool) -> None:
     from benchmarks import maxk
+
     selection = maxk.Selection(50, 20, torch.float32, torch.device('cpu'))
     selection.x[7] = 1
     x = selection.x
@@ -673,11 +883,14 @@ def test_maxk_compares_selections(harness, balanced: bool) -> None:
 @pytest.mark.parametrize('model', ['sage', 'gcn', 'gin'])
 def test_maxk_compares_training(harness, model: str) -> None:
     from benchmarks import _graphs, maxk
+
     graph = _graphs.load('tiny', torch.device('cpu'))
     training = maxk.Training(graph, model, hidden=8, num_layers=2)
     for net, *which in (
-            (training.relu(), None, False), (training.maxk(3), 3, False),
-            (training.maxk(3, balanced=True), 3, True)):
+        (training.relu(), None, False),
+        (training.maxk(3), 3, False),
+        (training.maxk(3, balanced=True), 3, True),
+    ):
         outputs = training.step(net, training.graph.prepared)()
         assert len(outputs) == 1 + len(list(net.parameters()))
         assert training.error(outputs, *which) <= 1
@@ -690,11 +903,13 @@ def test_maxk_compares_training(harness, model: str) -> None:
 @pytest.fixture
 def sampled_case(harness):
     from benchmarks import _graphs, sampled
+
     return sampled.Case(_graphs.load('tiny', torch.device('cpu')), 'float32', 12)
 
 
 def test_sampled_notices_other_edges(harness, sampled_case) -> None:
     from benchmarks import sampled
+
     graph = sampled_case.graph
     samplings = {name: sampled.drawn(3, name, graph.col.device) for name in sampled.STRATEGIES}
     for name, sampling in samplings.items():
@@ -715,6 +930,7 @@ def test_sampled_notices_other_edges(harness, sampled_case) -> None:
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8'])
 def test_sampled_compares_aggregations(harness, dtype: str) -> None:
     from benchmarks import _graphs, sampled
+
     case = sampled.Case(_graphs.load('tiny', torch.device('cpu')), dtype, 12)
     contenders = sampled.sampling_contenders(case, 3) + sampled.full_contenders(case)
     outputs = {}
@@ -746,6 +962,7 @@ def test_sampled_compares_aggregations(harness, dtype: str) -> None:
 @pytest.mark.parametrize('what', ['inference', 'aggregations', 'step'])
 def test_sampled_compares_models(harness, what: str) -> None:
     from benchmarks import _graphs, sampled
+
     model = sampled.Model(_graphs.load('tiny', torch.device('cpu')), 9, 8)
     names = (*sampled.STRATEGIES, 'in full', *(['fastrand, int8'] if what != 'step' else []))
     contenders = model.contenders(what, 4, names)
@@ -768,6 +985,7 @@ def test_sampled_compares_models(harness, what: str) -> None:
 @pytest.mark.parametrize('model', ['gat', 'gatv2'])
 def test_gat_compares_kernels(harness, limits: Callable[..., None], model: str) -> None:
     from benchmarks import _graphs, gat
+
     graph = _graphs.load('tiny', torch.device('cpu'))
     case = gat.CASES[model](graph, torch.float32, 2, 5)
     dropouts = 0.0, gat.DROPOUT
@@ -780,7 +998,7 @@ def test_gat_compares_kernels(harness, limits: Callable[..., None], model: str) 
             for slip in (1e-2 * float(t.abs().max()), math.nan):
                 wrong = t.clone()
                 wrong.view(-1)[3] += slip
-                changed = [*outputs[:place], wrong, *outputs[place + 1:]]
+                changed = [*outputs[:place], wrong, *outputs[place + 1 :]]
                 assert not case.check(changed, gat.STEP, dropout) <= 1, (place, slip)
         for mode, part in ((gat.FORWARD, outputs[:1]), (gat.BACKWARD, outputs[1:])):
             assert all(map(torch.equal, case.work(case.ours, mode, dropout)(), part))
@@ -790,10 +1008,12 @@ def test_gat_compares_kernels(harness, limits: Callable[..., None], model: str) 
         assert case.error(case.truth(dropout), expected) < 1e-6
 
 
-@pytest.mark.parametrize('name', ['GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads',
-                                  'GATv2 1 head'])
+@pytest.mark.parametrize(
+    'name', ['GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads', 'GATv2 1 head']
+)
 def test_layers_are_compared(harness, limits: Callable[..., None], name: str) -> None:
     from benchmarks import _graphs, layers
+
     graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
     kind = layers.KINDS[name]
     case = layers.Case(kind, graph, 8, 7)
@@ -803,11 +1023,11 @@ def test_layers_are_compared(harness, limits: Callable[..., None], name: str) ->
             continue
         outputs = case.step(which)()
         assert case.check(outputs) <= 1
-        for place, t in enumerate(outputs[:1 if kind.tolerance is None else None]):
+        for place, t in enumerate(outputs[: 1 if kind.tolerance is None else None]):
             for slip in (t.norm() * 3e-3, math.nan):
                 wrong = t.clone()
                 wrong.view(-1)[-1] += slip
-                assert not case.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
+                assert not case.check([*outputs[:place], wrong, *outputs[place + 1 :]]) <= 1
     limits(bytes_of_pygs_messages=0)
     ours = layers.Case(kind, graph, 8, 7)
     assert not ours.by_pyg
@@ -832,6 +1052,7 @@ class FakeSpMM:
 @pytest.mark.parametrize('name', ['GCN', 'GAT 8 heads'])
 def test_models_train_the_same_way(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from benchmarks import _cusparse, _graphs, layers
+
     monkeypatch.setattr(_cusparse, 'SpMM', FakeSpMM)
     graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
     task = layers.Task(layers.KINDS[name], graph, layers.data_of(graph))
@@ -847,9 +1068,12 @@ def test_models_train_the_same_way(harness, monkeypatch: pytest.MonkeyPatch, nam
 
 
 def test_launches_are_shown(
-    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    harness,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     from benchmarks import layers
+
     counts = iter([10, 20, 50, 8, 9, None])
 
     def launches(_):
@@ -860,17 +1084,23 @@ def test_launches_are_shown(
 
     monkeypatch.setattr(layers, 'launches', launches)
     bench = harness.Bench(
-        'layers', '', ['--device', 'cpu', '--out', str(tmp_path)],
-        widths=harness.Option((8,)), model_graphs=harness.Option(()))
+        'layers',
+        '',
+        ['--device', 'cpu', '--out', str(tmp_path)],
+        widths=harness.Option((8,)),
+        model_graphs=harness.Option(()),
+    )
     layers.run_launches(bench, ['GCN', 'GAT 8 heads'], ['tiny'])
     assert bench.report.markdown().splitlines()[-2:] == [
         '| tiny: GCN | 8 | 10 | 20 | 50 | 5 | 2.5 |',
-        '| tiny: GAT 8 heads | 8 | 8 | 9 | – | – | – |']
+        '| tiny: GAT 8 heads | 8 | 8 | 9 | – | – | – |',
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')
 def test_launches_are_counted(harness) -> None:
     from benchmarks import layers
+
     x = torch.ones(1000, device='cuda')
     assert layers.launches(lambda: x.clone().sin().cos()) == 2  # the copy is none
 
@@ -922,13 +1152,22 @@ def test_ours_may_not_fail(harness) -> None:
 
 def test_summary(harness) -> None:
     section = harness.Section(
-        'title', columns={'ours': ['ours'], 'rival': ['rival 1', 'rival 2']},
-        versus=[harness.Versus('rival', 'ours', ['rival 1', 'rival 2'])])
+        'title',
+        columns={'ours': ['ours'], 'rival': ['rival 1', 'rival 2']},
+        versus=[harness.Versus('rival', 'ours', ['rival 1', 'rival 2'])],
+    )
     for graph, width, first, second in (('a', 16, 8.0, 9.0), ('b', 16, 9.0, 2.0), ('b', 64, 1, 4)):
-        section.cells.append(harness.Cell(graph, width, {
-            'ours': harness.Result(1.0, 1.0, 1.0, 3),
-            'rival 1': harness.Result(first, first, first, 3),
-            'rival 2': harness.Result(second, second, second, 3)}))
+        section.cells.append(
+            harness.Cell(
+                graph,
+                width,
+                {
+                    'ours': harness.Result(1.0, 1.0, 1.0, 3),
+                    'rival 1': harness.Result(first, first, first, 3),
+                    'rival 2': harness.Result(second, second, second, 3),
+                },
+            )
+        )
     (summary,) = section.summary()
     assert summary['cells'] == 3
     assert math.isclose(summary['geometric_mean'], 16 ** (1 / 3))
@@ -941,6 +1180,7 @@ def measured_graphs(harness, path: Path) -> list[dict]:
     """What --measure writes, of times made up: an edge costs time, and so do each partial sum and
     the longest group."""
     from benchmarks import group_sizes as bench
+
     graphs = []
     for skew in ('even', 'graph500', 'strong'):
         for scale, degree in ((6, 4), (6, 16), (8, 4), (8, 16), (9, 8), (10, 4)):
@@ -949,19 +1189,28 @@ def measured_graphs(harness, path: Path) -> list[dict]:
             degrees = bench.Degrees.of(graph.rowptr)
             sizes = [s for s in bench.SIZES if s < 2 * degrees.largest]
             times = {str(s): degrees.num_edges * (1 + 3 / s) + 20.0 * s for s in sizes}
-            graphs.append({
-                'name': f'{skew} {scale} {degree}', 'base': f'{skew} {scale} {degree}',
-                'degrees': degrees._asdict(), 'ms': {'64': {'none': 1.0, **times}}})
+            graphs.append(
+                {
+                    'name': f'{skew} {scale} {degree}',
+                    'base': f'{skew} {scale} {degree}',
+                    'degrees': degrees._asdict(),
+                    'ms': {'64': {'none': 1.0, **times}},
+                }
+            )
     environment = {'device': 'made up', 'torch': '0', 'commit': 'none'}
     path.write_text(json.dumps({'environment': environment, 'graphs': graphs}))
     return graphs
 
 
 def test_group_sizes_are_fitted(
-    harness, limits: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture,
+    harness,
+    limits: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     from benchmarks import group_sizes as bench
     from pyg_fast.transforms import group_sizes
+
     limits(fitted_group_sizes=())  # restored afterwards
     file = tmp_path / 'measured.json'
     measured_graphs(harness, file)
@@ -971,23 +1220,25 @@ def test_group_sizes_are_fitted(
     assert markdown in capsys.readouterr().out
     rows = [line.split(' | ') for line in markdown.splitlines()]
     shares = {row[0].strip('| '): row[1] for row in rows if len(row) == 4}
-    fitted, paper = (
-        int(shares[f'regression, {how}'].rstrip('%')) for how in ('fitted', 'paper'))
+    fitted, paper = (int(shares[f'regression, {how}'].rstrip('%')) for how in ('fitted', 'paper'))
     assert fitted >= 80 > paper
 
 
 def test_group_sizes_between_those_measured(harness, tmp_path: Path) -> None:
     from benchmarks import group_sizes as bench
+
     file = tmp_path / 'measured.json'
     graphs = measured_graphs(harness, file)
     _, cells = bench.read(file)
     assert {cell.is_held_out for cell in cells} == {False, True}
     cell = cells[0]._replace(
-        times={'none': 1.0, '4': 8.0, '8': 4.0, '16': 16.0}, degrees=bench.Degrees(9, 40, 20, 0))
+        times={'none': 1.0, '4': 8.0, '8': 4.0, '16': 16.0}, degrees=bench.Degrees(9, 40, 20, 0)
+    )
     assert [cell.slowdown(size) for size in (1, 4, 8, 16, 20, 99)] == pytest.approx(
-        [2, 2, 1, 4, 4, 4])
+        [2, 2, 1, 4, 4, 4]
+    )
     assert cell.slowdown(12) == pytest.approx(4 ** math.log2(1.5))
-    assert [round(2 ** size) for _, size in cell.extremes] == [8, 16]
+    assert [round(2**size) for _, size in cell.extremes] == [8, 16]
     assert bench.score([cell], lambda _: 8) == (1, 1, 1)
     assert bench.score([cell, cell], lambda _: 4) == pytest.approx((0, 2, 2))
     assert len(cells) == len(graphs)
@@ -996,8 +1247,10 @@ def test_group_sizes_between_those_measured(harness, tmp_path: Path) -> None:
 @pytest.mark.parametrize('skew', ['even', 'graph500'])
 def test_rmat(harness, skew: str) -> None:
     from benchmarks import group_sizes as bench
+
     edges, again = (
-        bench.rmat(9, 16, bench.SKEWS[skew], torch.device('cpu'), seed=1) for _ in range(2))
+        bench.rmat(9, 16, bench.SKEWS[skew], torch.device('cpu'), seed=1) for _ in range(2)
+    )
     assert torch.equal(edges, again)
     assert edges.unique(dim=1).size(1) == edges.size(1)
     assert int(edges.min()) >= 0
@@ -1009,12 +1262,14 @@ def test_rmat(harness, skew: str) -> None:
 
 def test_rows_of_a_path(harness) -> None:
     from benchmarks import group_sizes as bench
+
     edges = torch.randint(200, (2, 3000))
     graph = bench.graph_of(edges, 200, 200)
     part = bench.some_rows(graph, 0.25)
     assert 20 < part.num_dst < 80
-    lists = [graph.col[a:b].tolist() for a, b in zip(graph.rowptr[:-1], graph.rowptr[1:],
-                                                      strict=True)]
+    lists = [
+        graph.col[a:b].tolist() for a, b in zip(graph.rowptr[:-1], graph.rowptr[1:], strict=True)
+    ]
     for a, b in zip(part.rowptr[:-1], part.rowptr[1:], strict=True):
         assert part.col[a:b].tolist() in lists
     assert part.rowptr[-1] == part.col.numel()
@@ -1022,6 +1277,7 @@ def test_rows_of_a_path(harness) -> None:
 
 def test_group_sizes_are_measured_on_a_gpu(harness, tmp_path: Path) -> None:
     from benchmarks import group_sizes as bench
+
     file = tmp_path / 'measured.json'
     with pytest.raises(SystemExit, match='needs a GPU'):
         bench.main(['--measure', str(file), '--device', 'cpu'])
@@ -1037,6 +1293,7 @@ def test_group_sizes_are_measured_on_a_gpu(harness, tmp_path: Path) -> None:
 @pytest.mark.parametrize('above', range(3))
 def test_paths_below_the_last_layer(harness, above: int) -> None:
     from benchmarks import _graphs, paths
+
     problem = paths.Problem(_graphs.load('tiny', torch.device('cpu')), 0.01)
     src, dst = problem.edge_index.as_tensor().tolist()
     reached = set(problem.nodes.tolist())
@@ -1049,6 +1306,7 @@ def test_paths_below_the_last_layer(harness, above: int) -> None:
 
 def test_smaller_graphs(harness) -> None:
     from benchmarks import _graphs
+
     device = torch.device('cpu')
     small = _graphs.load('arxiv-like', device, 20_000)
     assert small.name == 'arxiv-like 1/128'

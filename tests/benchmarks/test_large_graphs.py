@@ -20,15 +20,15 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def run(bench: Any, folder: Path, device: torch.device, *args: str) -> tuple[list[Any], str]:
-    bench.main([
-        '--quick', '--device', device.type, '--threads', '1', '--out', str(folder), *args])
+    bench.main(['--quick', '--device', device.type, '--threads', '1', '--out', str(folder), *args])
     (written,) = folder.glob('*.json')
     return json.loads(written.read_text())['sections'], written.with_suffix('.md').read_text()
 
 
 def test_training(bench: Any, tmp_path: Path, device: torch.device) -> None:
     (section,), markdown = run(
-        bench, tmp_path, device, '--parts', 'training', '--convs', 'sage', '--symmetric')
+        bench, tmp_path, device, '--parts', 'training', '--convs', 'sage', '--symmetric'
+    )
     assert f'## {bench.TRAINING}\n' in markdown
     (cell,) = section['cells']
     assert cell['graph'] == 'papers-like-tiny, sage, bfloat16, symmetric'
@@ -40,17 +40,29 @@ def test_training(bench: Any, tmp_path: Path, device: torch.device) -> None:
 def test_paths_equal_the_whole_graph(bench: Any, tmp_path: Path, device: torch.device) -> None:
     """In 20 steps of float32 without dropout; the gradients are those of float64."""
     (losses, gradients), _ = run(
-        bench, tmp_path, device, '--parts', 'losses,gradients', '--dtypes', 'float32',
-        '--steps', '20', '--lr', '0.002')
+        bench,
+        tmp_path,
+        device,
+        '--parts',
+        'losses,gradients',
+        '--dtypes',
+        'float32',
+        '--steps',
+        '20',
+        '--lr',
+        '0.002',
+    )
     assert [cell['graph'] for cell in losses['cells']] == [
-        f'papers-like-tiny, {conv}, float32' for conv in bench.CONVS]
+        f'papers-like-tiny, {conv}, float32' for conv in bench.CONVS
+    ]
     for cell in losses['cells']:
         facts = cell['facts']
         assert facts['steps compared'] == 20
         assert facts['last loss compared'] > 0.05  # or rounding is all of it
         assert facts['largest relative difference'] < 1e-4
         assert facts['test accuracy on paths, %'] == pytest.approx(
-            facts['on the whole graph, %'], abs=3)
+            facts['on the whole graph, %'], abs=3
+        )
     for cell in gradients['cells']:
         assert cell['facts']['largest relative error of a parameter'] < 1e-5
 

@@ -1,4 +1,5 @@
 """The benchmarks of the loader: what they compare, and that nothing wrong is timed."""
+
 import json
 import math
 import multiprocessing
@@ -14,10 +15,37 @@ import torch
 from _in_process import run_script
 
 ROOT = Path(__file__).parents[2]
-LINE = ['--quick', '--device', 'cpu', '--threads', '1', '--repeats', '2', '--graphs', 'tiny',
-        '--fanouts', '4,3', '--batch-size', '64', '--batch-sizes', '16,64', '--rows', '50',
-        '--width', '12', '--hidden', '8', '--wait-hidden', '8', '--workers', '0',
-        '--sweep-batches', '2', '--wait-batches', '2']
+LINE = [
+    '--quick',
+    '--device',
+    'cpu',
+    '--threads',
+    '1',
+    '--repeats',
+    '2',
+    '--graphs',
+    'tiny',
+    '--fanouts',
+    '4,3',
+    '--batch-size',
+    '64',
+    '--batch-sizes',
+    '16,64',
+    '--rows',
+    '50',
+    '--width',
+    '12',
+    '--hidden',
+    '8',
+    '--wait-hidden',
+    '8',
+    '--workers',
+    '0',
+    '--sweep-batches',
+    '2',
+    '--wait-batches',
+    '2',
+]
 
 
 @pytest.fixture
@@ -25,6 +53,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
     threads = torch.get_num_threads()
     from benchmarks import loader
+
     yield loader
     torch.set_num_threads(threads)
 
@@ -56,14 +85,18 @@ def test_sampling(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
     sections = sections_of(found)
     sampling, alone = sections['Sampling with the id map'], sections['The id map alone']
     assert [(cell['graph'], cell['width']) for cell in sampling['cells']] == [
-        ('tiny, [4, 3]', 16), ('tiny, [4, 3]', 64)]
+        ('tiny, [4, 3]', 16),
+        ('tiny, [4, 3]', 64),
+    ]
     backend = [name for name in sampling['cells'][0]['results'] if name.startswith('PyG')]
     assert bool(backend) == ("PyG's sampler" not in found['left_out'])
     for cell in sampling['cells']:
         results = cell['results']
         assert results.keys() == {bench.OURS, bench.CHECKED, bench.TORCH, *backend}
-        edges = {name: cell['facts'][f'{name}, M/s'] * results[name]['median_ms'] * 1e3
-                 for name in results}
+        edges = {
+            name: cell['facts'][f'{name}, M/s'] * results[name]['median_ms'] * 1e3
+            for name in results
+        }
         assert 0 < edges[bench.OURS] <= cell['width'] * (4 + 4 * 3)
         for name in results:  # of the same distribution
             assert edges[name] == pytest.approx(edges[bench.OURS], rel=0.3)
@@ -77,11 +110,16 @@ def test_aggregation(bench: Any, report: Callable[..., tuple[dict, str]]) -> Non
     found, _ = report('--parts', 'aggregate', '--widths', '5,8')
     assert [section['title'] for section in found['sections']] == [
         'Sums over fresh blocks, forward, float32',
-        'Sums over fresh blocks, forward + backward, float32']
+        'Sums over fresh blocks, forward + backward, float32',
+    ]
     sections_of(found)
     for section in found['sections']:
         assert [cell['graph'] for cell in section['cells'][:4]] == [
-            'tiny, at most 5', 'tiny, at most 10', 'tiny, at most 15', 'tiny, batch of [15, 10, 5]']
+            'tiny, at most 5',
+            'tiny, at most 10',
+            'tiny, at most 15',
+            'tiny, batch of [15, 10, 5]',
+        ]
         for cell in section['cells']:
             assert cell['results'].keys() == {bench.OURS, bench.TORCH_SPARSE, bench.SCATTER}
             assert all(result['error'] > 0 for result in cell['results'].values())
@@ -93,8 +131,7 @@ def test_epochs(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
     sections = sections_of(found)
     loading = sections['An epoch of loading']['cells'][0]['results']
     training = sections['An epoch of training']['cells'][0]['results']
-    rivals = set() if "PyG's NeighborLoader" in found['left_out'] else {
-        bench.PYG, bench.PER_WORKER}
+    rivals = set() if "PyG's NeighborLoader" in found['left_out'] else {bench.PYG, bench.PER_WORKER}
     assert loading.keys() == {bench.OURS, *rivals}
     assert {bench.OURS, bench.TRIMMED} < training.keys() or not rivals
     assert len(rivals & training.keys()) == len(rivals) // 2  # only the better one
@@ -107,21 +144,26 @@ def test_match_and_waiting(bench: Any, report: Callable[..., tuple[dict, str]]) 
     found, markdown = report('--parts', 'match,walks,wait')
     sections = sections_of(found)
     for name in ('Loading', 'Random walks of 3 steps'):
-        times, *traffic = (section for section in found['sections']
-                           if section['title'].startswith(name))
+        times, *traffic = (
+            section for section in found['sections'] if section['title'].startswith(name)
+        )
         assert tuple(times['cells'][0]['results']) == tuple(bench.VARIANTS)
         assert [cell['graph'] for cell in traffic[0]['cells']] == [
-            f'tiny, [4, 3], {variant}' for variant in bench.VARIANTS]
+            f'tiny, [4, 3], {variant}' for variant in bench.VARIANTS
+        ]
         assert traffic[0]['cells'][0]['facts']['share saved'] == 0
     (cell,) = sections['Waiting for data']['cells']
-    both, alone, fetch = (cell['results'][name]['median_ms'] for name in (
-        bench.TRAINING, bench.AT_HAND, bench.LOADING))
+    both, alone, fetch = (
+        cell['results'][name]['median_ms']
+        for name in (bench.TRAINING, bench.AT_HAND, bench.LOADING)
+    )
     facts = cell['facts']
     assert facts['waiting, by difference, %'] == pytest.approx(
-        100 * (1 - alone / both), rel=1e-3, abs=1e-3)
+        100 * (1 - alone / both), rel=1e-3, abs=1e-3
+    )
     assert 0 <= facts['by the loader, %'] < 100
     assert facts['what takes longer'] == ('fetch', 'step')[alone > fetch]
-    assert f"| {facts['by the loader, %']:.3g} | {facts['what takes longer']} |" in markdown
+    assert f'| {facts["by the loader, %"]:.3g} | {facts["what takes longer"]} |' in markdown
 
 
 def test_sweep(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
@@ -131,20 +173,24 @@ def test_sweep(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
     for name in ('width', 'hidden'):
         assert [cell['width'] for cell in sections[f'Training over {name}']['cells']] == [8, 16]
     assert [cell['graph'] for cell in sections['Training over fanout']['cells']] == [
-        'tiny, [2, 2]', 'tiny, [3, 2]']
+        'tiny, [2, 2]',
+        'tiny, [3, 2]',
+    ]
 
 
 def test_numbers_of_processes(
     bench: Any, report: Callable[..., tuple[dict, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process runs in this one, two fail; tests/examples/test_fastgl_ddp.py has real ones."""
+
     def started(command: list[str], **options: Any) -> Any:
         if command[0] != sys.executable:
             return real(command, **options)
         assert command[1:4] == ['-m', 'torch.distributed.run', '--standalone']
         if command[4] == '--nproc-per-node=2':
             return bench.subprocess.CompletedProcess(
-                command, 1, '', 'x\nRuntimeError: out of luck\n')
+                command, 1, '', 'x\nRuntimeError: out of luck\n'
+            )
         assert command[4] == '--nproc-per-node=1'
         run_script(command[5:])
         return bench.subprocess.CompletedProcess(command, 0, '', '')
@@ -153,8 +199,13 @@ def test_numbers_of_processes(
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
-    for name, value in {'RANK': 0, 'LOCAL_RANK': 0, 'WORLD_SIZE': 1, 'MASTER_PORT': port,
-                        'MASTER_ADDR': '127.0.0.1'}.items():
+    for name, value in {
+        'RANK': 0,
+        'LOCAL_RANK': 0,
+        'WORLD_SIZE': 1,
+        'MASTER_PORT': port,
+        'MASTER_ADDR': '127.0.0.1',
+    }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.syspath_prepend(str(ROOT / 'examples'))
     monkeypatch.setattr(bench.subprocess, 'run', started)
@@ -169,7 +220,8 @@ def test_numbers_of_processes(
 
 def test_what_crossed_the_bus(bench: Any) -> None:
     stats = bench.LoaderStats(
-        num_batches=2, bytes_moved=10e6, bytes_saved_by_match=4e6, bytes_saved_by_cache=2e6)
+        num_batches=2, bytes_moved=10e6, bytes_saved_by_match=4e6, bytes_saved_by_cache=2e6
+    )
     assert list(bench.traffic(stats).values()) == [5, stats.match_degree, 0.375, 2, 1]
 
 
@@ -201,13 +253,13 @@ def test_torch_ops_sample_the_same_way(bench: Any) -> None:
     graph = bench._graphs.load('tiny', torch.device('cpu'))
     seeds = torch.arange(0, 300, 7)
     sub = bench._minibatch.torch_sample(graph.rowptr, graph.col, seeds, [4, 3])
-    assert torch.equal(sub.n_id[:seeds.numel()], seeds)
+    assert torch.equal(sub.n_id[: seeds.numel()], seeds)
     assert sub.n_id.unique().numel() == sub.n_id.numel()
     src, dst = sub.n_id[sub.edge_index]
     edges = set(zip(*graph.edge_index.tolist(), strict=True))
     assert set(zip(src.tolist(), dst.tolist(), strict=True)) <= edges
     number = sub.edge_index[1].bincount(minlength=sub.n_id.numel())
-    assert torch.equal(number[:seeds.numel()], graph.degree[seeds].clamp(max=4).long())
+    assert torch.equal(number[: seeds.numel()], graph.degree[seeds].clamp(max=4).long())
     ids = torch.tensor([5, 2, 5, 9, 2])
     found, local = bench._minibatch.torch_relabel(ids)
     assert (found.tolist(), local.tolist()) == ([5, 2, 9], [0, 1, 0, 2, 1])
@@ -234,12 +286,15 @@ def test_the_loader_of_torch_ops_loads_what_is_right(bench: Any, window: int) ->
     graph = bench._graphs.load('tiny', torch.device('cpu'))
     inputs = bench.Inputs(graph, 6)
     plain = bench.Plain(
-        inputs, 20, lambda seeds: bench._minibatch.torch_sample(
-            graph.rowptr, graph.col, seeds, [4, 3]), window)
+        inputs,
+        20,
+        lambda seeds: bench._minibatch.torch_sample(graph.rowptr, graph.col, seeds, [4, 3]),
+        window,
+    )
     batches = list(plain)
     assert len(batches) == inputs.num_batches(20) == 8
     assert all(bench.loaded(inputs, batch) == 0 for batch in batches)
-    seeds = torch.cat([batch.n_id[:batch.batch_size] for batch in batches])
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
     assert torch.equal(seeds.sort()[0], inputs.nodes.sort()[0])
     wrong = batches[0].clone()
     wrong.x[-1, -1] += 1
@@ -259,8 +314,9 @@ def test_aggregations_of_blocks_are_compared(bench: Any) -> None:
         assert block.check(block.product('sorted', bench.TORCH_SPARSE, True)) <= 1
 
 
-@pytest.mark.parametrize('args', [
-    ('--parts', 'load'), ('--fanouts', '5,0'), ('--batch-size', '0'), ('--gpus', 'two')])
+@pytest.mark.parametrize(
+    'args', [('--parts', 'load'), ('--fanouts', '5,0'), ('--batch-size', '0'), ('--gpus', 'two')]
+)
 def test_arguments_are_checked(
     bench: Any, args: tuple[str, str], capsys: pytest.CaptureFixture
 ) -> None:

@@ -1,4 +1,5 @@
 """The papers' tables and figures: each can be rerun, beside the figures of the paper."""
+
 import json
 import re
 from collections.abc import Iterator
@@ -26,9 +27,22 @@ def papers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def run(papers: Any, folder: Path, *args: str) -> tuple[dict[str, Any], str]:
-    papers.main([
-        '--quick', '--device', 'cpu', '--threads', '1', '--max-edges', '2000', '--repeats', '1',
-        '--out', str(folder), *args])
+    papers.main(
+        [
+            '--quick',
+            '--device',
+            'cpu',
+            '--threads',
+            '1',
+            '--max-edges',
+            '2000',
+            '--repeats',
+            '1',
+            '--out',
+            str(folder),
+            *args,
+        ]
+    )
     (written,) = folder.glob('*.json')
     return json.loads(written.read_text()), written.with_suffix('.md').read_text()
 
@@ -41,7 +55,8 @@ def test_every_exhibit_is_rerun(papers: Any, tmp_path: Path, name: str) -> None:
     assert report['bench'] == f'papers-{name}'
     assert report['left_out'].items() >= paper.left_out.items()
     assert [section['title'] for section in report['sections']] == [
-        exhibit.title for exhibit in paper.exhibits]
+        exhibit.title for exhibit in paper.exhibits
+    ]
     for section in report['sections']:
         assert section['cells'], section['title']
         for cell in section['cells']:
@@ -81,12 +96,18 @@ def test_figures_of_the_papers_stand_beside_ours(papers: Any, tmp_path: Path) ->
     assert list(report['graphs']) == ['arxiv-like 1/2048', 'reddit-like 1/65536']
 
 
-@pytest.mark.parametrize(('line', 'said'), [
-    (['maxx'], "got paper 'maxx', expected some of maxk"),
-    (['maxk', '--only', 'Table 99'], "--only: got 'Table 99', expected some of Accuracy"),
-])
+@pytest.mark.parametrize(
+    ('line', 'said'),
+    [
+        (['maxx'], "got paper 'maxx', expected some of maxk"),
+        (['maxk', '--only', 'Table 99'], "--only: got 'Table 99', expected some of Accuracy"),
+    ],
+)
 def test_refuses_unknown_names(
-    papers: Any, capsys: pytest.CaptureFixture[str], line: list[str], said: str,
+    papers: Any,
+    capsys: pytest.CaptureFixture[str],
+    line: list[str],
+    said: str,
 ) -> None:
     with pytest.raises(SystemExit):
         papers.main(line)
@@ -99,14 +120,18 @@ def test_list(papers: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_failure_costs_one_exhibit(
-    papers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    papers: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails(_: bool) -> Any:
         raise RuntimeError('no such kernel')
 
-    exhibits = [papers.Exhibit('Figure 8: one', 'It fails.', fails),
-                papers.Exhibit('Figure 9: another', 'It works.', lambda quick: (['| a |'], []))]
+    exhibits = [
+        papers.Exhibit('Figure 8: one', 'It fails.', fails),
+        papers.Exhibit('Figure 9: another', 'It works.', lambda quick: (['| a |'], [])),
+    ]
     paper = papers.Paper('MaxK-GNN', '', '', exhibits, {'Table 3': 'it lists graphs'})
     monkeypatch.setitem(papers.PAPERS, 'maxk', paper)
     with pytest.raises(SystemExit, match='1'):
@@ -115,15 +140,16 @@ def test_a_failure_costs_one_exhibit(
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     assert report['left_out'] == {
-        'Table 3': 'it lists graphs', 'Figure 8': 'it failed: no such kernel'}
+        'Table 3': 'it lists graphs',
+        'Figure 8': 'it failed: no such kernel',
+    }
     assert [section['title'] for section in report['sections']] == ['Figure 9: another']
 
 
 def test_approximates_a_parabola_better_with_more_units(papers: Any) -> None:
     """As many networks as there are widths, k a quarter of each."""
     linear = papers.error_of_square(16, lambda x: x)
-    few, some, many = (
-        papers.error_of_square(hidden, MaxK(hidden // 4)) for hidden in (4, 16, 64))
+    few, some, many = (papers.error_of_square(hidden, MaxK(hidden // 4)) for hidden in (4, 16, 64))
     assert few < 0.9 * linear
     assert some < 0.7 * few
     assert many < 0.8 * some

@@ -1,4 +1,5 @@
 """The corpus of layers in the manner of published ones, and their benchmark."""
+
 import importlib
 import json
 import re
@@ -14,8 +15,20 @@ import pyg_fast
 
 ROOT = Path(__file__).parents[2]
 # A layer of each kind, and an autograd function.
-SOME = ['GatedGCN', 'MPNN', 'GAT of PyG 1.4', 'RotatE', 'GNS step', 'straight-through gate',
-        'edge gates', 'GPR-GNN', 'edge tuple', 'angle gate', 'traffic', 'spiking']
+SOME = [
+    'GatedGCN',
+    'MPNN',
+    'GAT of PyG 1.4',
+    'RotatE',
+    'GNS step',
+    'straight-through gate',
+    'edge gates',
+    'GPR-GNN',
+    'edge tuple',
+    'angle gate',
+    'traffic',
+    'spiking',
+]
 
 
 @pytest.fixture
@@ -74,11 +87,19 @@ def test_what_ran(published: Any, inputs: Any) -> None:
     assert case.runs.startswith("PyG's code: ")
     assert case.runs.endswith(' edges are too few for a kernel to pay')
     assert published.brief('no kernel (File "/a/b c/d.py", line 3:\n  x | y)') == (
-        'no kernel (File d.py, line 3: x / y)')
+        'no kernel (File d.py, line 3: x / y)'
+    )
     assert len(published.brief('word ' * 99)) <= 160
-    cells = [published.Cell(name, 8, {}, {'runs': ran}) for name, ran in {
-        'EGNN': 'blocks', 'FAGCN': 'kernel', 'GRAND': 'kernel', 'MPNN': 'kernel',
-        'T-GCN': "PyG's code: why and kernel"}.items()]
+    cells = [
+        published.Cell(name, 8, {}, {'runs': ran})
+        for name, ran in {
+            'EGNN': 'blocks',
+            'FAGCN': 'kernel',
+            'GRAND': 'kernel',
+            'MPNN': 'kernel',
+            'T-GCN': "PyG's code: why and kernel",
+        }.items()
+    ]
     assert published.shares(cells) == '3 of 5 run as kernels: message 2 of 3, edge MLP 1 of 2.'
 
 
@@ -99,8 +120,15 @@ def test_sizes_and_intervals(published: Any) -> None:
 
 def test_rounds_alternate(published: Any) -> None:
     from benchmarks import _harness
-    bench = published.Bench('published', '', ['--device', 'cpu'], rounds=_harness.Option(4),
-                            least=_harness.Option(2), seconds=_harness.Option(100))
+
+    bench = published.Bench(
+        'published',
+        '',
+        ['--device', 'cpu'],
+        rounds=_harness.Option(4),
+        least=_harness.Option(2),
+        seconds=_harness.Option(100),
+    )
     called: list[str] = []
     runs = {name: lambda name=name: called.append(name) for name in ('ours', 'PyG')}
     times, again = published.rounds(runs, bench)
@@ -113,7 +141,9 @@ def test_record(tmp_path: Path) -> None:
     check_report(report, markdown)
     assert report['left_out'] == {'Computers': 'PYG_FAST_DATA is not set'}
     assert [section['title'] for section in report['sections']] == [
-        'A training step, molecules', 'A training step, hubs']
+        'A training step, molecules',
+        'A training step, hubs',
+    ]
     for section in report['sections']:
         cells = {cell['graph']: cell for cell in section['cells']}
         assert cells.keys() == {'weighted mean', 'GatedGCN'}

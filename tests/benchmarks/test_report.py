@@ -1,4 +1,5 @@
 """The pages of performance: which runs they are drawn from, and that nobody edits them by hand."""
+
 import argparse
 import json
 from collections.abc import Mapping
@@ -10,13 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SUMS = 'sum, forward, float32'
 README = (
-    '# A\n\nWords.\n\n<!-- begin: python -m benchmarks.report -->\nold\n<!-- end -->\n\nMore.\n')
+    '# A\n\nWords.\n\n<!-- begin: python -m benchmarks.report -->\nold\n<!-- end -->\n\nMore.\n'
+)
 
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import report
+
     return report
 
 
@@ -29,18 +32,39 @@ class Tree:
         (root / 'README.md').write_text(README)
 
     def add(
-        self, name: str, day: int, times: Mapping[tuple[str, int], Mapping[str, float]],
-        section: str = SUMS, bench: str = 'spmm', markdown: str = '', **changes: Any,
+        self,
+        name: str,
+        day: int,
+        times: Mapping[tuple[str, int], Mapping[str, float]],
+        section: str = SUMS,
+        bench: str = 'spmm',
+        markdown: str = '',
+        **changes: Any,
     ) -> None:
         data = {
-            'bench': bench, 'date': f'2030-01-{day:02}T00:00:00+00:00', 'notes': ['About.'],
+            'bench': bench,
+            'date': f'2030-01-{day:02}T00:00:00+00:00',
+            'notes': ['About.'],
             'environment': {'device': 'NVIDIA Made-Up', 'commit': f'{name}0123456', 'dirty': False},
-            'arguments': {'quick': False}, 'left_out': {},
-            'sections': [{'title': section, 'cells': [
-                {'graph': graph, 'width': width, 'results': {
-                    each: {'median_ms': ms, 'min_ms': ms, 'max_ms': ms, 'count': 3}
-                    for each, ms in contenders.items()}}
-                for (graph, width), contenders in times.items()]}]}
+            'arguments': {'quick': False},
+            'left_out': {},
+            'sections': [
+                {
+                    'title': section,
+                    'cells': [
+                        {
+                            'graph': graph,
+                            'width': width,
+                            'results': {
+                                each: {'median_ms': ms, 'min_ms': ms, 'max_ms': ms, 'count': 3}
+                                for each, ms in contenders.items()
+                            },
+                        }
+                        for (graph, width), contenders in times.items()
+                    ],
+                }
+            ],
+        }
         for key, value in changes.items():
             (data['environment'] if key in ('device', 'commit') else data)[key] = value
         (self.results / f'{name}.json').write_text(json.dumps(data))
@@ -74,8 +98,15 @@ def cell(ours: float, rival: float) -> dict[str, float]:
 
 def test_the_newest_rows_are_taken(tree: Tree) -> None:
     tree.add('new', 3, {('reddit-like', 64): cell(2, 5), ('Computers', 64): cell(4, 5)})
-    tree.add('old', 2, {('reddit-like', 64): cell(4, 7), ('reddit-like', 256): cell(8, 9),
-                        ('moby', 64): cell(4, 3)})
+    tree.add(
+        'old',
+        2,
+        {
+            ('reddit-like', 64): cell(4, 7),
+            ('reddit-like', 256): cell(8, 9),
+            ('moby', 64): cell(4, 3),
+        },
+    )
     tree.add('quick', 4, {('reddit-like', 64): cell(1, 1)}, arguments={'quick': True})
     tree.add('elsewhere', 1, {('reddit-like', 64): cell(6, 9)}, device='CPU Made-Up')
     tree.run()
@@ -93,7 +124,10 @@ def test_the_newest_rows_are_taken(tree: Tree) -> None:
     assert readme.endswith('<!-- end -->\n\nMore.\n')
     assert 'old\n' not in readme
     assert list(tree.plots()) == [
-        'ratios-cpu-made-up.svg', 'ratios-nvidia-made-up.svg', 'sums-nvidia-made-up.svg']
+        'ratios-cpu-made-up.svg',
+        'ratios-nvidia-made-up.svg',
+        'sums-nvidia-made-up.svg',
+    ]
     assert '(sums-nvidia-made-up.svg)' in page
 
 
@@ -129,6 +163,7 @@ def test_wide_tables_are_divided(report: Any) -> None:
 
 def test_names_of_contenders(tree: Tree) -> None:
     from benchmarks import sampled
+
     table = tree.report.SAMPLED
     times = {sampled.FASTRAND: 2, 'bucket': 3, sampled.FULL: 7, 'cuSPARSE ALG2': 8}
     tree.add('one', 1, {('reddit-like', 32): times}, table.section, table.bench)
@@ -148,9 +183,11 @@ def test_check(tree: Tree, capsys: pytest.CaptureFixture) -> None:
     tree.run('--check')
     svg = tree.root / 'docs/performance/sums-nvidia-made-up.svg'
     for file, text, other in (
-            (tree.root / tree.report.PAGE, '2.50', '1.00'),
-            (svg.with_name('aggregation.md'), '2.00', '1.00'),
-            (tree.root / 'README.md', '2.50', '9.9'), (svg, 'data ', 'other ')):
+        (tree.root / tree.report.PAGE, '2.50', '1.00'),
+        (svg.with_name('aggregation.md'), '2.00', '1.00'),
+        (tree.root / 'README.md', '2.50', '9.9'),
+        (svg, 'data ', 'other '),
+    ):
         right = file.read_text()
         file.write_text(right.replace(text, other))
         with pytest.raises(SystemExit, match=file.name):
@@ -211,10 +248,19 @@ def test_tables_as_they_are(tree: Tree) -> None:
     head = '| graph | S |\n| --- | --: |\n'
     title = 'GCN: S that loses at most 1 point'
     for name, day, rows, arguments in (
-            ('old', 1, '| a | 1 |\n| b | 2 |\n', {}), ('new', 2, '| b | 3 |\n', {}),
-            ('rounded', 3, '| b | 4 |\n', {'quantize': True})):
-        tree.add(name, day, {}, 'GCN', 'sampled-accuracy', f'# r\n\n## {title}\n\n{head}{rows}',
-                 arguments=arguments)
+        ('old', 1, '| a | 1 |\n| b | 2 |\n', {}),
+        ('new', 2, '| b | 3 |\n', {}),
+        ('rounded', 3, '| b | 4 |\n', {'quantize': True}),
+    ):
+        tree.add(
+            name,
+            day,
+            {},
+            'GCN',
+            'sampled-accuracy',
+            f'# r\n\n## {title}\n\n{head}{rows}',
+            arguments=arguments,
+        )
     tree.run()
     page = tree.page('sampled-aggregation')
     assert '| graph | S | run |\n| --- | --: | --: |\n| b | 3 | a |\n| a | 1 | b |\n' in page
@@ -222,18 +268,30 @@ def test_tables_as_they_are(tree: Tree) -> None:
 
 
 def test_papers(tree: Tree) -> None:
-    for name, day, titles in (('old', 1, ('Figure 10: x', 'Figure 9: y')), ('new', 2, (
-            'Figure 9: y',))):
+    for name, day, titles in (
+        ('old', 1, ('Figure 10: x', 'Figure 9: y')),
+        ('new', 2, ('Figure 9: y',)),
+    ):
         sections = [{'title': title, 'cells': []} for title in titles]
         text = '\n\n'.join(f'## {title}\n\nIt is {name}.\n\n| a |\n| --- |' for title in titles)
-        tree.add(name, day, {}, bench='papers-maxk', markdown=f'# p\n\n{text}\n', sections=sections,
-                 notes=['The paper (somewhere). Its figures.'], left_out={'Table 1': 'it is long'})
+        tree.add(
+            name,
+            day,
+            {},
+            bench='papers-maxk',
+            markdown=f'# p\n\n{text}\n',
+            sections=sections,
+            notes=['The paper (somewhere). Its figures.'],
+            left_out={'Table 1': 'it is long'},
+        )
     tree.run()
     page = tree.page('papers-maxk')
     assert page.startswith('# The paper\n')
     assert '\nsomewhere. Its figures.\n' in page
-    first, second = page.index('## Figure 9: y (NVIDIA Made-Up)\n\nIt is new.'), page.index(
-        '## Figure 10: x (NVIDIA Made-Up)\n\nIt is old.')
+    first, second = (
+        page.index('## Figure 9: y (NVIDIA Made-Up)\n\nIt is new.'),
+        page.index('## Figure 10: x (NVIDIA Made-Up)\n\nIt is old.'),
+    )
     assert first < second
     assert page.count('## ') == 2
     assert '\nPaper: The paper <performance/papers-maxk>\n' in tree.page()
@@ -242,6 +300,7 @@ def test_papers(tree: Tree) -> None:
 
 def test_rooflines(report: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import _harness, roofline
+
     monkeypatch.setenv('PYG_FAST_COMMIT', '0123456789')
     args = argparse.Namespace(device='cpu', out=tree.results, quick=False)
     made = _harness.Report('roofline', args, ['Notes.'])
@@ -249,11 +308,14 @@ def test_rooflines(report: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> 
     ceilings.memory, ceilings.rows = 1e9, {(64, 1 << 20): 4e9}
     timed = {'median_ms': 2.0, 'min_ms': 2.0, 'max_ms': 2.0, 'count': 3}
     made.section('Streams, GB/s').cells.append(
-        _harness.Cell('float32', 8, {'copy': roofline.Rate(**timed, num_bytes=2_000_000)}))
+        _harness.Cell('float32', 8, {'copy': roofline.Rate(**timed, num_bytes=2_000_000)})
+    )
     result = roofline.reached(
-        _harness.Result(**timed), roofline.Work(500_000, 6_000_000, 64, 1 << 20), ceilings)
+        _harness.Result(**timed), roofline.Work(500_000, 6_000_000, 64, 1 << 20), ceilings
+    )
     made.section('Sums, float32', roofline.Roofline, columns={}).cells.append(
-        _harness.Cell('tiny', 16, {'spmm': result}))
+        _harness.Cell('tiny', 16, {'spmm': result})
+    )
     made.save()
     assert '| float32 | 8 | 1.0 |' in made.path.with_suffix('.md').read_text()
     tree.run()

@@ -1,4 +1,5 @@
 """The rooflines: the bytes that are counted, the ceilings that they are held against."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,25 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-LINE = ['--quick', '--device', 'cpu', '--threads', '1', '--repeats', '2', '--graphs', 'tiny',
-        '--widths', '8,16', '--tables', '1', '--buffer', '2', '--batch-size', '32']
+LINE = [
+    '--quick',
+    '--device',
+    'cpu',
+    '--threads',
+    '1',
+    '--repeats',
+    '2',
+    '--graphs',
+    'tiny',
+    '--widths',
+    '8,16',
+    '--tables',
+    '1',
+    '--buffer',
+    '2',
+    '--batch-size',
+    '32',
+]
 
 
 def near(value: float) -> object:
@@ -21,6 +39,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
     threads = torch.get_num_threads()
     from benchmarks import roofline
+
     yield roofline
     torch.set_num_threads(threads)
 
@@ -32,35 +51,50 @@ def test_report(bench: Any, tmp_path: Path) -> None:
     markdown = written.with_suffix('.md').read_text()
     sections = {section['title']: section for section in report['sections']}
     assert list(sections) == [
-        'Streams, GB/s', 'Random rows, GB/s', 'Sums, float32', 'Sums, bfloat16',
-        'Execution paths, 10% training', 'MaxK, k = 16, float32', 'MaxK, k = 16, bfloat16',
-        'Sampled sums, S = 32, float32', 'Sampled sums, S = 32, bfloat16',
-        'Sampled sums, S = 32, int8', 'Mini-batches and preparation', 'Attention, float32']
+        'Streams, GB/s',
+        'Random rows, GB/s',
+        'Sums, float32',
+        'Sums, bfloat16',
+        'Execution paths, 10% training',
+        'MaxK, k = 16, float32',
+        'MaxK, k = 16, bfloat16',
+        'Sampled sums, S = 32, float32',
+        'Sampled sums, S = 32, bfloat16',
+        'Sampled sums, S = 32, int8',
+        'Mini-batches and preparation',
+        'Attention, float32',
+    ]
     (streams,) = sections['Streams, GB/s']['cells']
     copy, read = (streams['results'][name] for name in (bench.COPY, bench.READ))
     assert copy['num_bytes'] == 2 * read['num_bytes'] == 2 << 21
     rows = sections['Random rows, GB/s']['cells']
     assert [cell['width'] for cell in rows] == list(bench.ROWS)
     memory = max(each['num_bytes'] / each['min_ms'] * 1e3 for each in (copy, read))
-    fastest = [max(each['num_bytes'] / each['min_ms'] * 1e3 for each in cell['results'].values())
-               for cell in rows]
+    fastest = [
+        max(each['num_bytes'] / each['min_ms'] * 1e3 for each in cell['results'].values())
+        for cell in rows
+    ]
     kernels = [
-        (name, result) for section in report['sections'][2:] for cell in section['cells']
-        for name, result in cell['results'].items()]
+        (name, result)
+        for section in report['sections'][2:]
+        for cell in section['cells']
+        for name, result in cell['results'].items()
+    ]
     assert len(kernels) == 4 * 2 * 2 + 1 + 4 * 2 + 6 + 2 * 3 + 6
     for name, result in kernels:
         assert f'- {name}: ' in markdown
         assert result['error'] <= 1
         seconds = result['median_ms'] / 1e3
         assert result['stream_ceiling'] == near(max(memory, fastest[-1])) or (
-            result['stream_ceiling'] == near(memory))
-        assert result['of_stream'] == near(
-            result['must_move'] / seconds / result['stream_ceiling'])
+            result['stream_ceiling'] == near(memory)
+        )
+        assert result['of_stream'] == near(result['must_move'] / seconds / result['stream_ceiling'])
         assert result['share'] == max(result['of_stream'], result['of_gather'])
         if result['gathered']:
             assert any(result['gather_ceiling'] == near(each) for each in fastest)
             assert result['of_gather'] == near(
-                result['gathered'] / seconds / result['gather_ceiling'])
+                result['gathered'] / seconds / result['gather_ceiling']
+            )
 
 
 def test_bytes_of_a_sum(bench: Any) -> None:
@@ -98,7 +132,9 @@ def test_ceilings(bench: Any) -> None:
 
 
 def test_wrong_results_are_not_timed(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    bench: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     right = bench.kernels
 
@@ -125,10 +161,13 @@ def test_walks(bench: Any) -> None:
     assert bench.walk_error(graph, start, walk) > 1
 
 
-@pytest.mark.parametrize('args', [
-    ('--parts', 'gcn'), ('--tables', '0'), ('--buffer', '0'), ('--graphs', 'karate')])
+@pytest.mark.parametrize(
+    'args', [('--parts', 'gcn'), ('--tables', '0'), ('--buffer', '0'), ('--graphs', 'karate')]
+)
 def test_arguments_are_checked(
-    bench: Any, args: tuple[str, str], capsys: pytest.CaptureFixture,
+    bench: Any,
+    args: tuple[str, str],
+    capsys: pytest.CaptureFixture,
 ) -> None:
     with pytest.raises(SystemExit):
         bench.main(['--device', 'cpu', *args])

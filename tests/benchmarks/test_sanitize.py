@@ -34,19 +34,18 @@ def tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in few.items():  # The imports of other plugins take seconds.
         monkeypatch.setenv(name, value)
     (tmp_path / 'conftest.py').write_text(
-        'import hypothesis\nhypothesis.settings.register_profile("few")\n')
+        'import hypothesis\nhypothesis.settings.register_profile("few")\n'
+    )
     (tmp_path / 'test_it.py').write_text(TESTS)
     return tmp_path / 'test_it.py'
 
 
-def stand_in(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, summary: str, status: int = 0
-) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, summary: str, status: int = 0) -> None:
     (folder / 'bin').mkdir()
     program = folder / 'bin' / 'compute-sanitizer'
     program.write_text(SANITIZER.format(summary=summary, status=status))
     program.chmod(0o755)
-    monkeypatch.setenv('PATH', f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv('PATH', f'{folder / "bin"}{os.pathsep}{os.environ["PATH"]}')
 
 
 def test_functions_take_turns(tests: Path) -> None:
@@ -72,8 +71,8 @@ def test_errors_are_counted(output: str, errors: int | None) -> None:
 
 def test_errors_behind_the_dots_of_pytest_are_told() -> None:
     output = (
-        '.s..========= Invalid read\n.... [100%]\nE   assert\n'
-        '.=========     Host Frame: in python3')
+        '.s..========= Invalid read\n.... [100%]\nE   assert\n.=========     Host Frame: in python3'
+    )
     assert sanitize.told(output) == '========= Invalid read\nE   assert'
 
 

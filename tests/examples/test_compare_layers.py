@@ -41,8 +41,11 @@ def options(example: ModuleType, line: str, device: Any = 'cpu') -> Namespace:
 
 def test_all_layers_are_there(example: ModuleType) -> None:
     members = {name: getattr(pyg_fast.nn, name) for name in pyg_fast.nn.__all__}
-    layers = {name for name, member in members.items()
-              if isinstance(member, type) and issubclass(member, MessagePassing)}
+    layers = {
+        name
+        for name, member in members.items()
+        if isinstance(member, type) and issubclass(member, MessagePassing)
+    }
     layers.remove('FusedMessagePassing')  # a base class
     assert {layer.conv.__name__ for layer in example.LAYERS if layer.is_ours} == layers
     for family in example.FAMILIES:
@@ -146,18 +149,33 @@ def outcome(example: ModuleType, seconds: float, test: float, peak: int | None) 
 
 def test_table(example: ModuleType) -> None:
     pyg, ours, path = example.LAYERS[:3]
-    text = example.table({
-        pyg: outcome(example, 0.4, 0.8, 2_000_000),
-        ours: outcome(example, 0.1, 0.81, 500_000),
-        path: None,
-        example.LAYERS[5]: None,
-        example.LAYERS[6]: outcome(example, 0.2, 0.7, None),
-    })
+    text = example.table(
+        {
+            pyg: outcome(example, 0.4, 0.8, 2_000_000),
+            ours: outcome(example, 0.1, 0.81, 500_000),
+            path: None,
+            example.LAYERS[5]: None,
+            example.LAYERS[6]: outcome(example, 0.2, 0.7, None),
+        }
+    )
     assert [line.split() for line in text.splitlines()[1:]] == [
         [],
         ['GCNConv', '80.0', '+-', '0.0', '400.00', '200.00', '2.00'],
-        ['FusedGCNConv', '81.0', '+-', '0.0', '100.00', '4.00', 'x', '50.00', '4.00', 'x',
-         '0.50', '4.00', 'x'],
+        [
+            'FusedGCNConv',
+            '81.0',
+            '+-',
+            '0.0',
+            '100.00',
+            '4.00',
+            'x',
+            '50.00',
+            '4.00',
+            'x',
+            '0.50',
+            '4.00',
+            'x',
+        ],
         ['PathPreparedGCNConv,', 'path', 'out', 'of', 'memory'],
         [],
         ['SAGEConv', 'out', 'of', 'memory'],
@@ -195,15 +213,29 @@ def test_one_command(tmp_path: Path) -> None:
         "m.get_context = lambda method: context('fork' if method == 'spawn' else method)\n"
         'sys.argv.pop(0)\n'
         f'sys.path[0] = {str(SCRIPT.parent)!r}\n'
-        "runpy.run_path(sys.argv[0], run_name='__main__')")
-    command = ['-c', program, str(SCRIPT), *QUICK.split(), '--families', 'gatv2',
-               '--device', 'cpu', '--json', str(written)]
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [
+        '-c',
+        program,
+        str(SCRIPT),
+        *QUICK.split(),
+        '--families',
+        'gatv2',
+        '--device',
+        'cpu',
+        '--json',
+        str(written),
+    ]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
     done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    for line in ('planted, tiny (cpu): two layers, hidden 16, 4 heads, k 4, S 3, 3 epochs, seed 0',
-                 '300 nodes, 1,954 edges, 64 features, 4 classes', 'peak memory [MB]',
-                 f'wrote {written}'):
+    for line in (
+        'planted, tiny (cpu): two layers, hidden 16, 4 heads, k 4, S 3, 3 epochs, seed 0',
+        '300 nodes, 1,954 edges, 64 features, 4 classes',
+        'peak memory [MB]',
+        f'wrote {written}',
+    ):
         assert line in done.stdout
     assert 'FusedGATv2Conv             run 1/1: 100%' in done.stderr
     outcomes = json.loads(written.read_text())['outcomes']

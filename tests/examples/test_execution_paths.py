@@ -103,12 +103,22 @@ def test_all_ways_train_the_same_network(
 
     graph = PlantedGraph('tiny')
     assert result.graph == {
-        'nodes': 300, 'edges': graph[0].num_edges, 'features': 64, 'classes': graph.num_classes}
+        'nodes': 300,
+        'edges': graph[0].num_edges,
+        'features': 64,
+        'classes': graph.num_classes,
+    }
     assert [(cell.share, cell.num_layers) for cell in result.cells] == [
-        (1, 3), (1, 1), (0.02, 3), (0.02, 1), (0.001, 3), (0.001, 1)]
+        (1, 3),
+        (1, 1),
+        (0.02, 3),
+        (0.02, 1),
+        (0.001, 3),
+        (0.001, 1),
+    ]
     ways = list(example.WAYS.values())
     for at, cell in enumerate(result.cells):
-        timed, exact = (trained[len(ways) * k:len(ways) * (k + 1)] for k in (2 * at, 2 * at + 1))
+        timed, exact = (trained[len(ways) * k : len(ways) * (k + 1)] for k in (2 * at, 2 * at + 1))
         for group, dtype in ((timed, torch.float32), (exact, torch.float64)):
             assert [entry[:2] for entry in group] == [(way, cell.num_layers) for way in ways]
             assert all(torch.equal(entry[2], group[0][2]) for entry in group)
@@ -158,8 +168,11 @@ def test_other_losses_are_an_error(
 def test_preparation_is_that_of_an_unknown_graph(
     example: ModuleType, record_calls: Callable[..., list]
 ) -> None:
-    prepared = record_calls(example.Prepare, '__call__', lambda out, transform, data: (
-        data.edge_index, len(out.execution_paths)))
+    prepared = record_calls(
+        example.Prepare,
+        '__call__',
+        lambda out, transform, data: (data.edge_index, len(out.execution_paths)),
+    )
     plain = PlantedGraph('tiny')[0]
     assert example.preparation_seconds(plain, 3) > 0
     assert {type(edge_index) for edge_index, _ in prepared} == {torch.Tensor}
@@ -183,18 +196,24 @@ def result(example: ModuleType) -> Any:
         return {'nodes': 1, 'edges': 1, 'share': share, 'whole': whole, 'bytes': 8}
 
     def cell(share: float, paths: list[dict[str, Any]], *milliseconds: float) -> Any:
-        seconds = {way: [1.0, ms / 1e3, ms / 1e4]
-                   for way, ms in zip(example.WAYS, milliseconds, strict=True)}
+        seconds = {
+            way: [1.0, ms / 1e3, ms / 1e4]
+            for way, ms in zip(example.WAYS, milliseconds, strict=True)
+        }
         losses = {way: [2.0, 1.0] for way in example.WAYS}
         losses['cached'] = [2.0, 1.0 + 1e-12 * share]
         return example.Cell(share, len(paths), paths, 0.03, seconds, losses)
 
-    return example.Sweep('tiny', {'nodes': 300}, [
-        cell(0.5, [path(0.5)], 10, 10.4, 8, 5),
-        cell(0.5, [path(0.98, whole=True), path(0.5)], 20, 25, 20, 16),
-        cell(0.01, [path(0.012)], 10, 8, 4, 2),
-        cell(0.01, [path(0.3), path(0.012)], 20, 20, 5, 4),
-    ])
+    return example.Sweep(
+        'tiny',
+        {'nodes': 300},
+        [
+            cell(0.5, [path(0.5)], 10, 10.4, 8, 5),
+            cell(0.5, [path(0.98, whole=True), path(0.5)], 20, 25, 20, 16),
+            cell(0.01, [path(0.012)], 10, 8, 4, 2),
+            cell(0.01, [path(0.3), path(0.012)], 20, 20, 5, 4),
+        ],
+    )
 
 
 def test_figures(result: Any) -> None:
@@ -219,18 +238,101 @@ def test_difference_of_no_number(result: Any) -> None:
 def test_table(example: ModuleType, result: Any) -> None:
     lines = example.table(result).splitlines()
     assert [row.split() for row in lines] == [
-        ['nodes', 'layers', 'edges', 'of', 'paths', 'all', 'active', 'backward', 'forward',
-         'cached', 'preparation'],
-        ['50', '1', '50', '10.00', '10.40', '0.96', 'x', '8.00', '1.25', 'x', '5.00', '2.00', 'x',
-         '3.0'],
-        ['50', '2', '98*', '50', '20.00', '25.00', '0.80', 'x', '20.00', '1.00', 'x', '16.00',
-         '1.25', 'x', '1.5'],
-        ['1', '1', '1', '10.00', '8.00', '1.25', 'x', '4.00', '2.50', 'x', '2.00', '5.00', 'x',
-         '3.0'],
-        ['1', '2', '30', '1', '20.00', '20.00', '1.00', 'x', '5.00', '4.00', 'x', '4.00', '5.00',
-         'x', '1.5'],
-        ['*', 'so', 'many', 'that', 'no', 'copy', 'is', 'kept:', 'the', 'layer', 'runs', 'on',
-         'all', 'edges'],
+        [
+            'nodes',
+            'layers',
+            'edges',
+            'of',
+            'paths',
+            'all',
+            'active',
+            'backward',
+            'forward',
+            'cached',
+            'preparation',
+        ],
+        [
+            '50',
+            '1',
+            '50',
+            '10.00',
+            '10.40',
+            '0.96',
+            'x',
+            '8.00',
+            '1.25',
+            'x',
+            '5.00',
+            '2.00',
+            'x',
+            '3.0',
+        ],
+        [
+            '50',
+            '2',
+            '98*',
+            '50',
+            '20.00',
+            '25.00',
+            '0.80',
+            'x',
+            '20.00',
+            '1.00',
+            'x',
+            '16.00',
+            '1.25',
+            'x',
+            '1.5',
+        ],
+        [
+            '1',
+            '1',
+            '1',
+            '10.00',
+            '8.00',
+            '1.25',
+            'x',
+            '4.00',
+            '2.50',
+            'x',
+            '2.00',
+            '5.00',
+            'x',
+            '3.0',
+        ],
+        [
+            '1',
+            '2',
+            '30',
+            '1',
+            '20.00',
+            '20.00',
+            '1.00',
+            'x',
+            '5.00',
+            '4.00',
+            'x',
+            '4.00',
+            '5.00',
+            'x',
+            '1.5',
+        ],
+        [
+            '*',
+            'so',
+            'many',
+            'that',
+            'no',
+            'copy',
+            'is',
+            'kept:',
+            'the',
+            'layer',
+            'runs',
+            'on',
+            'all',
+            'edges',
+        ],
     ]
     assert len({len(line) for line in lines[:-1]}) == 1
     result.cells[1].paths[0]['whole'] = False
@@ -259,9 +361,19 @@ def test_plot(example: ModuleType, result: Any, tmp_path: Path) -> None:
     other = example.Sweep('small', {'nodes': 3000}, result.cells[:1])  # not all shares and depths
     example.plot([other, result], 'GCN on execution paths', tmp_path / 'plot.svg')
     picture = (tmp_path / 'plot.svg').read_text()
-    for text in ('GCN on execution paths', 'tiny: edges of paths [%]', 'small: edges of paths [%]',
-                 'Speed-up: backward', 'Speed-up: forward', 'Speed-up: cached',
-                 'training nodes [%]', 'layers', '1', '2', '50'):
+    for text in (
+        'GCN on execution paths',
+        'tiny: edges of paths [%]',
+        'small: edges of paths [%]',
+        'Speed-up: backward',
+        'Speed-up: forward',
+        'Speed-up: cached',
+        'training nodes [%]',
+        'layers',
+        '1',
+        '2',
+        '50',
+    ):
         assert f'<!-- {text} -->' in picture
 
 
@@ -274,7 +386,8 @@ def test_record(example: ModuleType, result: Any) -> None:
     cell = record['graphs']['tiny']['cells'][2]
     assert (cell['share'], cell['layers'], cell['paths'][0]['share']) == (0.01, 1, 0.012)
     assert cell['step_ms'] == pytest.approx(
-        {'all active': 10, 'backward': 8, 'forward': 4, 'cached': 2})
+        {'all active': 10, 'backward': 8, 'forward': 4, 'cached': 2}
+    )
     assert cell['speedup']['cached'] == pytest.approx(5)
     assert cell['preparation_ms'] == pytest.approx(30)
     assert cell['losses']['backward'] == [2, 1]
@@ -282,16 +395,37 @@ def test_record(example: ModuleType, result: Any) -> None:
 
 def test_one_command(tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
-    command = [str(SCRIPT), '--graphs', 'tiny,dense-small', '--shares', '0.5,0.01',
-               '--layers', '1,2', '--steps', '3', '--hidden', '16', '--device', 'cpu', '--plot',
-               'plot.png', '--json', 'record.json']
+    command = [
+        str(SCRIPT),
+        '--graphs',
+        'tiny,dense-small',
+        '--shares',
+        '0.5,0.01',
+        '--layers',
+        '1,2',
+        '--steps',
+        '3',
+        '--hidden',
+        '16',
+        '--device',
+        'cpu',
+        '--plot',
+        'plot.png',
+        '--json',
+        'record.json',
+    ]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
     done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    for line in ('GCN on execution paths (cpu): hidden 16, dropout 0.5, 3 steps, seed 0',
-                 'tiny: 300 nodes, 1,954 edges', 'dense-small: 3,000 nodes', 'geometric mean',
-                 'In float64 all ways came to the same losses', 'wrote plot.png',
-                 'wrote record.json'):
+    for line in (
+        'GCN on execution paths (cpu): hidden 16, dropout 0.5, 3 steps, seed 0',
+        'tiny: 300 nodes, 1,954 edges',
+        'dense-small: 3,000 nodes',
+        'geometric mean',
+        'In float64 all ways came to the same losses',
+        'wrote plot.png',
+        'wrote record.json',
+    ):
         assert line in done.stdout
     assert 'dense-small     : 100%' in done.stderr
     assert (tmp_path / 'plot.png').read_bytes().startswith(b'\x89PNG')

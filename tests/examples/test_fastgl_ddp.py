@@ -24,10 +24,23 @@ def start(script: Path, *args: str) -> list[_forks.Fork]:
         port = found.getsockname()[1]
     return [
         _forks.Fork(
-            str(script), *QUICK, *args, '--device', 'cpu', env={
-                **os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank),
-                'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)})
-        for rank in (0, 1)]
+            str(script),
+            *QUICK,
+            *args,
+            '--device',
+            'cpu',
+            env={
+                **os.environ,
+                'OMP_NUM_THREADS': '1',
+                'RANK': str(rank),
+                'LOCAL_RANK': str(rank),
+                'WORLD_SIZE': '2',
+                'MASTER_ADDR': '127.0.0.1',
+                'MASTER_PORT': str(port),
+            },
+        )
+        for rank in (0, 1)
+    ]
 
 
 def ended(processes: list[_forks.Fork]) -> list[tuple[str, str]]:
@@ -45,13 +58,16 @@ def patched(folder: Path, body: str) -> Path:
     script.write_text(
         f'import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n'
         f'import os, torch\nimport fastgl_ddp\nRANK = int(os.environ["RANK"])\n{body}\n'
-        'fastgl_ddp.main()\n')
+        'fastgl_ddp.main()\n'
+    )
     return script
 
 
 def test_two_processes_train_one_network(tmp_path: Path) -> None:
     # Each process records its batches, its inference (shared and alone) and its final weights.
-    script = patched(tmp_path, f"""
+    script = patched(
+        tmp_path,
+        f"""
 train, run, seen, inferred, model = fastgl_ddp.train, fastgl_ddp.run, [], [], None
 
 def noted(parallel, optimizer, batches, args):
@@ -86,7 +102,8 @@ def ending(args):
 
 import fastgl_training
 fastgl_ddp.train, fastgl_ddp.run, fastgl_ddp.Inference = noted, ending, Inference
-""")
+""",
+    )
     file = tmp_path / 'record.json'
     processes = start(script, '--epochs', '3', '--json', str(file))
     (out, error), (other_out, other_error) = ended(processes)
@@ -119,7 +136,9 @@ fastgl_ddp.train, fastgl_ddp.run, fastgl_ddp.Inference = noted, ending, Inferenc
 
 def test_features_divided_over_two_hosts(tmp_path: Path) -> None:
     # Each process takes itself for the only one of its machine, so that both load the graph.
-    script = patched(tmp_path, """
+    script = patched(
+        tmp_path,
+        """
 from pyg_fast.loader import _share
 _share._machine = lambda: RANK
 run, load_data, split = fastgl_ddp.run, fastgl_ddp.load_data, fastgl_ddp.ShardedFeatures.split
@@ -142,12 +161,14 @@ def ending(args):
 
 fastgl_ddp.load_data, fastgl_ddp.run = loading, ending
 fastgl_ddp.ShardedFeatures.split = splitting
-""")
+""",
+    )
     runs = {}
     for features in ('auto', 'sharded'):
         file = tmp_path / f'{features}.json'
-        processes = start(script, '--epochs', '2', '--no-reorder', '--features', features,
-                          '--json', str(file))
+        processes = start(
+            script, '--epochs', '2', '--no-reorder', '--features', features, '--json', str(file)
+        )
         errors = [error for _, error in ended(processes)]
         assert [process.returncode for process in processes] == [0, 0], errors
         record = json.loads(file.read_text())
@@ -157,7 +178,9 @@ fastgl_ddp.ShardedFeatures.split = splitting
 
 
 def test_when_one_dies_the_others_stop(tmp_path: Path) -> None:
-    script = patched(tmp_path, """
+    script = patched(
+        tmp_path,
+        """
 train, epochs = fastgl_ddp.train, []
 
 def dying(*args):
@@ -167,7 +190,8 @@ def dying(*args):
     return train(*args)
 
 fastgl_ddp.train = dying
-""")
+""",
+    )
     processes = start(script, '--epochs', '500')
     (out, error), _ = ended(processes)
     # Threads of gloo may abort a process that ends by an exception.
@@ -178,9 +202,7 @@ fastgl_ddp.train = dying
     assert 'RuntimeError' in error
 
 
-def test_it_needs_torchrun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_it_needs_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     before = set(sys.modules)
     import fastgl_ddp

@@ -49,7 +49,11 @@ def options(example: ModuleType, line: str, device: str = 'cpu') -> Namespace:
 def test_usual_options(example: ModuleType) -> None:
     args = options(example, '')
     assert (args.dataset, args.model, args.loader, args.layers) == (
-        'planted', 'gcn', 'fast', 'pyg_fast')
+        'planted',
+        'gcn',
+        'fast',
+        'pyg_fast',
+    )
     assert (args.fanout, args.batch_size) == ([15, 10, 5], 8000)  # the paper's, from the seeds on
     assert (args.match, args.reorder, args.window, args.cache_ratio) == (True, None, 8, 0)
     args = options(example, '--dataset CS --root data --fanout 5,-1 --no-match --reorder --lr 0')
@@ -62,10 +66,16 @@ def test_usual_options(example: ModuleType) -> None:
     ('line', 'message'),
     [
         ('--dataset CS', '--dataset CS needs --root, the folder to keep it in'),
-        ('--fanout 5,0', "argument --fanout: got '5,0', expected a number of neighbours for each "
-         'hop, or -1 for all'),
-        ('--fanout few', "argument --fanout: got 'few', expected a number of neighbours for each "
-         'hop, or -1 for all'),
+        (
+            '--fanout 5,0',
+            "argument --fanout: got '5,0', expected a number of neighbours for each "
+            'hop, or -1 for all',
+        ),
+        (
+            '--fanout few',
+            "argument --fanout: got 'few', expected a number of neighbours for each "
+            'hop, or -1 for all',
+        ),
         ('--cache-ratio 1.5', '--cache-ratio: got 1.5, expected at most 1'),
         ('--batch-size 0', 'argument --batch-size: got 0, expected at least 1'),
         ('--loader pyg --trim', '--trim needs --loader fast, got pyg'),
@@ -129,21 +139,29 @@ def test_gcn_on_batches_goes_by_the_degrees_of_the_graph(
     network.act = torch.nn.Identity()  # a linear network keeps means
     nodes = data.train_mask.nonzero().view(-1)
     loader = example.new_loader(
-        example.with_degrees(data, args), nodes, args.fanout, args, shuffle=False, seed=1)
+        example.with_degrees(data, args), nodes, args.fanout, args, shuffle=False, seed=1
+    )
     whole = data.clone().to(device)
     with torch.no_grad():
         right = network(whole.x, whole.edge_index)[nodes.to(device)]
-        mean = sum(
-            torch.cat([
-                network(*example.inputs(batch))[:batch.batch_size] for batch in loader])
-            for _ in range(epochs)) / epochs
+        mean = (
+            sum(
+                torch.cat([network(*example.inputs(batch))[: batch.batch_size] for batch in loader])
+                for _ in range(epochs)
+            )
+            / epochs
+        )
     assert float((mean - right).norm() / right.norm()) < error
 
 
 @pytest.mark.parametrize('model', MODELS)
 @pytest.mark.parametrize('layers', ['pyg_fast', 'pyg'])
 def test_training_learns(
-    example: ModuleType, tiny: Data, device: torch.device, model: str, layers: str,
+    example: ModuleType,
+    tiny: Data,
+    device: torch.device,
+    model: str,
+    layers: str,
     capsys: pytest.CaptureFixture,
 ) -> None:
     line = f'{QUICK} --model {model} --layers {layers} --fanout 5,3 --epochs 6'
@@ -161,7 +179,8 @@ def test_training_learns(
 
 def test_trimmed_networks_learn_too(example: ModuleType, tiny: Data, device: torch.device) -> None:
     points, _ = example.run(
-        tiny, 4, 0, options(example, f'{QUICK} --model sage --trim --epochs 4', device))
+        tiny, 4, 0, options(example, f'{QUICK} --model sage --trim --epochs 4', device)
+    )
     assert points[-1].loss < 0.8 * points[0].loss
 
 
@@ -173,12 +192,12 @@ def test_loaders(example: ModuleType, tiny: Data, device: torch.device) -> None:
     assert isinstance(ours, FastNeighborLoader)
     assert sorted(torch.cat([b.input_id for b in ours]).tolist()) == list(range(nodes.numel()))
     in_order = example.new_loader(tiny, nodes, [2], args, shuffle=False)
-    assert torch.cat([batch.n_id[:batch.batch_size] for batch in in_order]).tolist() == (
-        nodes.tolist())
+    assert torch.cat([batch.n_id[: batch.batch_size] for batch in in_order]).tolist() == (
+        nodes.tolist()
+    )
 
 
-@pytest.mark.skipif(
-    not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason='needs pyg-lib or torch-sparse')
+@pytest.mark.skipif(not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason='needs pyg-lib or torch-sparse')
 def test_loader_of_pyg(example: ModuleType, tiny: Data) -> None:
     nodes = tiny.train_mask.nonzero().view(-1)
     args = options(example, f'{QUICK} --loader pyg')
@@ -193,7 +212,9 @@ def test_match_and_reorder_do_not_change_what_is_learnt(
     line += '--evaluate-every 8'
     curves = {}
     for name, extra in {
-        'plain': '--no-match --no-reorder', 'match': '--no-reorder', 'both': '--reorder'
+        'plain': '--no-match --no-reorder',
+        'match': '--no-reorder',
+        'both': '--reorder',
     }.items():
         points, _ = example.run(data, 7, 0, options(example, f'{line} {extra}', device))
         curves[name] = torch.tensor([point.loss for point in points])
@@ -208,8 +229,10 @@ def test_sampled_batches_reach_the_accuracy_of_the_whole_graph(
     example: ModuleType, capsys: pytest.CaptureFixture
 ) -> None:
     line = '--size small --model gcn --runs 3 --fanout 15,10 --device cpu'
-    found = [example.main(f'{line} {rest}'.split()) for rest in (
-        '--loader full --epochs 60 --evaluate-every 5', '--batch-size 256 --epochs 10')]
+    found = [
+        example.main(f'{line} {rest}'.split())
+        for rest in ('--loader full --epochs 60 --evaluate-every 5', '--batch-size 256 --epochs 10')
+    ]
     full, sampled = (torch.tensor(outcome.accuracies).mean() for outcome in found)
     assert full > 85
     assert sampled > full - 1
@@ -224,7 +247,11 @@ def test_script(tmp_path: Path) -> None:
     assert 'GCN of 2 layers on planted, tiny (cpu)' in done.stdout
     record = json.loads(file.read_text())
     assert record['graph'] == {
-        'nodes': 300, 'edges': PlantedGraph('tiny')[0].num_edges, 'features': 64, 'classes': 4}
+        'nodes': 300,
+        'edges': PlantedGraph('tiny')[0].num_edges,
+        'features': 64,
+        'classes': 4,
+    }
     assert [len(run) for run in record['runs']] == [2, 2]
     assert record['stats']['num_batches'] == 2 * 4
     mean = sum(record['accuracies']) / 2
@@ -233,8 +260,10 @@ def test_script(tmp_path: Path) -> None:
 
 
 def test_record_of_a_run_that_was_never_evaluated(example: ModuleType) -> None:
-    runs = [[example.Point(3.0, 1.0, None, None), example.Point(1.0, 0.5, None, None)],
-            [example.Point(5.0, 1.0, None, None), example.Point(2.0, 0.5, None, None)]]
+    runs = [
+        [example.Point(3.0, 1.0, None, None), example.Point(1.0, 0.5, None, None)],
+        [example.Point(5.0, 1.0, None, None), example.Point(2.0, 0.5, None, None)],
+    ]
     outcome = example.Outcome({'nodes': 3}, runs)
     assert outcome.accuracies == []
     assert outcome.epoch_seconds == 1.5  # without the first of each run

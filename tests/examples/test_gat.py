@@ -38,7 +38,11 @@ def options(example: ModuleType, line: str, device: str = 'cpu') -> Namespace:
 def test_usual_options(example: ModuleType) -> None:
     args = options(example, '')
     assert (args.dataset, args.size, args.model, args.layers_of) == (
-        'planted', 'small', 'gat', 'both')
+        'planted',
+        'small',
+        'gat',
+        'both',
+    )
     args = options(example, '--dataset Cora --root data')
     assert (args.heads, args.hidden, args.out_heads, args.dropout) == (8, 8, 1, 0.6)
     assert (args.lr, args.weight_decay, args.patience) == (0.005, 5e-4, 100)
@@ -69,11 +73,19 @@ def test_bad_options(
 def test_both_sides_train_the_same_network(
     example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    trained = record_calls(example, 'train', lambda _, model, data, *rest: (
-        *(type(conv).__name__ for conv in (model.conv1, model.conv2)), type(data.edge_index)))
+    trained = record_calls(
+        example,
+        'train',
+        lambda _, model, data, *rest: (
+            *(type(conv).__name__ for conv in (model.conv1, model.conv2)),
+            type(data.edge_index),
+        ),
+    )
     args = options(
-        example, f'--size tiny --epochs 6 --runs 2 --model {model} --out-heads 3 --dropout 0',
-        device.type)
+        example,
+        f'--size tiny --epochs 6 --runs 2 --model {model} --out-heads 3 --dropout 0',
+        device.type,
+    )
     size, outcomes = example.compare(args)
 
     name = {'gat': 'GATConv', 'gatv2': 'GATv2Conv'}[model]
@@ -85,7 +97,8 @@ def test_both_sides_train_the_same_network(
     for left, right in zip(pyg.runs, ours.runs, strict=True):
         for measure in ('loss', 'val_loss'):
             assert [getattr(point, measure) for point in left] == pytest.approx(
-                [getattr(point, measure) for point in right], rel=2e-3)
+                [getattr(point, measure) for point in right], rel=2e-3
+            )
         assert left[-1].loss < left[0].loss
     assert pyg.runs[0][0].loss != pyg.runs[1][0].loss
 
@@ -103,8 +116,9 @@ def test_dropout_of_features_and_attention(example: ModuleType) -> None:
 
 
 def test_one_side(example: ModuleType) -> None:
-    _, outcomes = example.compare(options(
-        example, '--size tiny --epochs 1 --heads 1 --hidden 2 --layers-of ours'))
+    _, outcomes = example.compare(
+        options(example, '--size tiny --epochs 1 --heads 1 --hidden 2 --layers-of ours')
+    )
     assert list(outcomes) == ['pyg_fast']
     assert [row.split()[-1] for row in example.table(outcomes).splitlines()[:1]] == ['pyg_fast']
 
@@ -130,23 +144,29 @@ def test_patience(example: ModuleType) -> None:
     parts = dict.fromkeys(('train', 'val', 'test'), nodes)
     args = Namespace(lr=0.1, weight_decay=0.0, epochs=30, patience=4)
     points = list(example.train(Fixed(), data, parts, args))
-    assert [point.val for point in points[:9]] == [
-        n / 8 for n in (1, 2, 3, 4, 5, 6, 6, 6, 3)]
+    assert [point.val for point in points[:9]] == [n / 8 for n in (1, 2, 3, 4, 5, 6, 6, 6, 3)]
     assert len(points) == 8 + 4  # the last of the best epochs, then the patience
-    assert len(list(example.train(
-        Fixed(), data, parts, Namespace(**{**vars(args), 'epochs': 10})))) == 10
+    assert (
+        len(list(example.train(Fixed(), data, parts, Namespace(**{**vars(args), 'epochs': 10}))))
+        == 10
+    )
 
 
 @pytest.fixture
 def outcomes(example: ModuleType) -> dict[str, Any]:
     def run(*points: tuple[float, float, float, float]) -> list[Any]:
-        return [example.Point(seconds, 1.0, val_loss, val, test)
-                for seconds, val_loss, val, test in points]
+        return [
+            example.Point(seconds, 1.0, val_loss, val, test)
+            for seconds, val_loss, val, test in points
+        ]
 
     return {
-        'PyG': example.Outcome([
-            run((0.4, 2.0, 0.8, 0.7), (0.4, 1.0, 0.8, 0.81), (0.5, 0.9, 0.7, 0.9)),
-            run((0.3, 1.0, 0.9, 0.79))]),
+        'PyG': example.Outcome(
+            [
+                run((0.4, 2.0, 0.8, 0.7), (0.4, 1.0, 0.8, 0.81), (0.5, 0.9, 0.7, 0.9)),
+                run((0.3, 1.0, 0.9, 0.79)),
+            ]
+        ),
         'pyg_fast': example.Outcome([run((0.1, 1.0, 0.7, 0.805)), run((0.1, 1.0, 0.7, 0.815))]),
     }
 
@@ -154,8 +174,19 @@ def outcomes(example: ModuleType) -> dict[str, Any]:
 def test_table(example: ModuleType, outcomes: dict[str, Any]) -> None:
     assert [row.split() for row in example.table(outcomes).splitlines()] == [
         ['PyG', 'pyg_fast'],
-        ['test', 'accuracy', '[%]', '80.00', '+-', '1.41', '81.00', '+-', '0.71', '+1.00',
-         'points'],
+        [
+            'test',
+            'accuracy',
+            '[%]',
+            '80.00',
+            '+-',
+            '1.41',
+            '81.00',
+            '+-',
+            '0.71',
+            '+1.00',
+            'points',
+        ],
         ['epochs', '2', '1'],
         ['time', 'per', 'epoch', '[ms]', '400.00', '100.00', '4.00', 'x'],
     ]
@@ -167,19 +198,40 @@ def test_record(example: ModuleType, outcomes: dict[str, Any]) -> None:
     assert record['arguments']['root'] == 'data'
     assert record['versions']['torch'] == torch.__version__
     assert record['outcomes']['PyG'] == {
-        'accuracies': pytest.approx([81, 79]), 'mean_accuracy': pytest.approx(80),
-        'epochs': [3, 1], 'epoch_ms': pytest.approx(400)}
+        'accuracies': pytest.approx([81, 79]),
+        'mean_accuracy': pytest.approx(80),
+        'epochs': [3, 1],
+        'epoch_ms': pytest.approx(400),
+    }
 
 
 def test_one_command(tmp_path: Path) -> None:
     written = tmp_path / 'scores.json'
-    command = [str(SCRIPT), '--size', 'tiny', '--epochs', '3', '--runs', '2',
-               '--model', 'gatv2', '--device', 'cpu', '--json', str(written)]
+    command = [
+        str(SCRIPT),
+        '--size',
+        'tiny',
+        '--epochs',
+        '3',
+        '--runs',
+        '2',
+        '--model',
+        'gatv2',
+        '--device',
+        'cpu',
+        '--json',
+        str(written),
+    ]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
     done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    for line in ('gatv2 on planted, tiny (cpu): 8 x 8, then 1 heads', '300 nodes, 1,954 edges',
-                 'test accuracy [%]', 'time per epoch [ms]', f'wrote {written}'):
+    for line in (
+        'gatv2 on planted, tiny (cpu): 8 x 8, then 1 heads',
+        '300 nodes, 1,954 edges',
+        'test accuracy [%]',
+        'time per epoch [ms]',
+        f'wrote {written}',
+    ):
         assert line in done.stdout
     assert 'pyg_fast run 2/2: 100%' in done.stderr
     record = json.loads(written.read_text())
@@ -191,7 +243,6 @@ def test_cora_reaches_its_accuracy(
     example: ModuleType, data_root: Callable[[str, str], Path]
 ) -> None:
     root = data_root('Planetoid', 'Cora').parent
-    args = options(
-        example, f'--dataset Cora --root {root} --layers-of ours --epochs 60 --lr 0.02')
+    args = options(example, f'--dataset Cora --root {root} --layers-of ours --epochs 60 --lr 0.02')
     _, outcomes = example.compare(args)
     assert outcomes['pyg_fast'].accuracies[0] > 78

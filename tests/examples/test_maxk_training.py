@@ -45,11 +45,21 @@ def test_usual_options(example: ModuleType) -> None:
     args = options(example, '')
     assert (args.dataset, args.size, args.hidden, args.runs) == ('planted', 'medium', 256, 1)
     assert [str(variant) for variant in args.variants] == [
-        'ReLU', 'MaxK, k = 8', 'MaxK, k = 16', 'MaxK, k = 32', 'MaxK, k = 64']
+        'ReLU',
+        'MaxK, k = 8',
+        'MaxK, k = 16',
+        'MaxK, k = 32',
+        'MaxK, k = 64',
+    ]
     args = options(example, '--dataset planted-labels --k 2,relu,5,2 --balanced --norm none')
     assert (args.size, args.layers, args.hidden, args.norm) == ('dense-medium', 4, 384, 'none')
     assert [str(variant) for variant in args.variants] == [
-        'ReLU', 'MaxK, k = 2', 'MaxK, k = 5', 'balanced MaxK, k = 2', 'balanced MaxK, k = 5']
+        'ReLU',
+        'MaxK, k = 2',
+        'MaxK, k = 5',
+        'balanced MaxK, k = 2',
+        'balanced MaxK, k = 5',
+    ]
     args = options(example, '--dataset Cora --root data --hidden 9 --k 9 --epochs 7')
     assert (args.hidden, args.epochs, args.weight_decay) == (9, 7, 5e-4)
 
@@ -90,8 +100,11 @@ def test_auc_counts_pairs(example: ModuleType, data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     out = torch.randint(levels, (nodes, labels), generator=generator) / 7 - 2
     y = torch.randint(2, (nodes, labels), generator=generator).float()
-    counted = [pairs_in_order(out[:, label], y[:, label]) for label in range(labels)
-               if 0 < y[:, label].sum() < nodes]
+    counted = [
+        pairs_in_order(out[:, label], y[:, label])
+        for label in range(labels)
+        if 0 < y[:, label].sum() < nodes
+    ]
     if counted:
         assert example.auc(out, y) == pytest.approx(sum(counted) / len(counted), abs=1e-12)
     else:
@@ -105,7 +118,8 @@ def test_auc_of_many_nodes(example: ModuleType, device: torch.device) -> None:
     assert example.auc(y, y) == 1
     assert example.auc(-y, y) == 0
     assert example.auc(torch.cat([score, y], 1), torch.cat([y, y], 1)) == pytest.approx(
-        (1 + example.auc(score, y)) / 2)
+        (1 + example.auc(score, y)) / 2
+    )
 
 
 def test_other_scores(example: ModuleType) -> None:
@@ -120,7 +134,10 @@ def test_other_scores(example: ModuleType) -> None:
 @pytest.mark.parametrize('model', ['gcn', 'sage', 'gin'])
 @pytest.mark.parametrize('dataset', ['planted', 'planted-labels'])
 def test_all_variants_train_the_same_network(
-    example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str,
+    example: ModuleType,
+    device: torch.device,
+    record_calls: Callable[..., list],
+    model: str,
     dataset: str,
 ) -> None:
     def trainer(_: None, self: Any, model: Any, data: Any, *rest: Any) -> tuple:
@@ -131,8 +148,11 @@ def test_all_variants_train_the_same_network(
 
     trained = record_calls(example.Trainer, '__init__', trainer)
     args = options(
-        example, f'--dataset {dataset} --size tiny --model {model} --layers 2 --hidden 16 --k 4 '
-        '--balanced --epochs 8 --runs 2 --dropout 0', device.type)
+        example,
+        f'--dataset {dataset} --size tiny --model {model} --layers 2 --hidden 16 --k 4 '
+        '--balanced --epochs 8 --runs 2 --dropout 0',
+        device.type,
+    )
     result = example.sweep(args)
 
     _, *runs = trained  # the first one measures the aggregation
@@ -145,9 +165,12 @@ def test_all_variants_train_the_same_network(
     expected = MultiLabelPlantedGraph if dataset == 'planted-labels' else PlantedGraph
     graph = expected('tiny')
     assert result.graph == {
-        'nodes': 300, 'edges': graph[0].num_edges, 'features': 64, 'classes': graph.num_classes}
-    assert result.metrics == (
-        ('AUC', 'micro-F1') if dataset == 'planted-labels' else ('accuracy',))
+        'nodes': 300,
+        'edges': graph[0].num_edges,
+        'features': 64,
+        'classes': graph.num_classes,
+    }
+    assert result.metrics == (('AUC', 'micro-F1') if dataset == 'planted-labels' else ('accuracy',))
     losses = []
     for outcome in result.outcomes:
         assert [len(run) for run in outcome.runs] == [8, 8]
@@ -160,9 +183,7 @@ def test_all_variants_train_the_same_network(
     assert result.aggregation_seconds > 0
 
 
-def test_aggregation_that_is_not_seen(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_aggregation_that_is_not_seen(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, 'AGGREGATION', ('aten::nothing',))
     with pytest.raises(RuntimeError, match='has seen no time of aten::nothing'):
         example.sweep(options(example, '--size tiny --hidden 4 --k 2 --epochs 1'))
@@ -171,16 +192,26 @@ def test_aggregation_that_is_not_seen(
 @pytest.fixture
 def result(example: ModuleType) -> Any:
     def run(*points: tuple[float, float, float]) -> list[Any]:
-        return [example.Point(seconds, 1.0, (val, 0.0), (test, 0.3))
-                for seconds, val, test in points]
+        return [
+            example.Point(seconds, 1.0, (val, 0.0), (test, 0.3)) for seconds, val, test in points
+        ]
 
-    return example.Sweep({'nodes': 3}, ('AUC', 'micro-F1'), [
-        example.Outcome(example.Variant(), [
-            run((0.5, 0.7, 0.6), (0.4, 0.8, 0.75), (0.3, 0.8, 0.9)),
-            run((0.4, 0.9, 0.85), (0.4, 0.8, 0.9), (0.4, 0.7, 0.9))]),
-        example.Outcome(example.Variant(8), [run((0.2, 0.7, 0.9))]),
-        example.Outcome(example.Variant(8, True), [run((0.25, 0.7, 0.8))]),
-    ], aggregation_seconds=0.3)
+    return example.Sweep(
+        {'nodes': 3},
+        ('AUC', 'micro-F1'),
+        [
+            example.Outcome(
+                example.Variant(),
+                [
+                    run((0.5, 0.7, 0.6), (0.4, 0.8, 0.75), (0.3, 0.8, 0.9)),
+                    run((0.4, 0.9, 0.85), (0.4, 0.8, 0.9), (0.4, 0.7, 0.9)),
+                ],
+            ),
+            example.Outcome(example.Variant(8), [run((0.2, 0.7, 0.9))]),
+            example.Outcome(example.Variant(8, True), [run((0.25, 0.7, 0.8))]),
+        ],
+        aggregation_seconds=0.3,
+    )
 
 
 def test_limit_of_the_speed_up(result: Any) -> None:
@@ -191,8 +222,19 @@ def test_limit_of_the_speed_up(result: Any) -> None:
 
 def test_table(example: ModuleType, result: Any) -> None:
     assert [row.split() for row in example.table(result).splitlines()] == [
-        ['test', 'AUC', '[%]', 'test', 'micro-F1', '[%]', 'time', 'per', 'epoch', '[ms]',
-         'speed-up'],
+        [
+            'test',
+            'AUC',
+            '[%]',
+            'test',
+            'micro-F1',
+            '[%]',
+            'time',
+            'per',
+            'epoch',
+            '[ms]',
+            'speed-up',
+        ],
         ['ReLU', '80.0', '+-', '7.1', '30.0', '+-', '0.0', '400.00', '1.00', 'x'],
         ['MaxK,', 'k', '=', '8', '90.0', '30.0', '200.00', '2.00', 'x'],
         ['balanced', 'MaxK,', 'k', '=', '8', '80.0', '30.0', '250.00', '1.60', 'x'],
@@ -206,14 +248,24 @@ def test_plot(example: ModuleType, result: Any, tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
     example.plot(result, 'MaxK on a graph', tmp_path / 'plot.svg')
     picture = (tmp_path / 'plot.svg').read_text()
-    for text in ('MaxK on a graph', 'Test AUC [%]', 'Time per epoch [ms]', 'ReLU', 'MaxK',
-                 'balanced MaxK', 'limit: 4.00 x'):
+    for text in (
+        'MaxK on a graph',
+        'Test AUC [%]',
+        'Time per epoch [ms]',
+        'ReLU',
+        'MaxK',
+        'balanced MaxK',
+        'limit: 4.00 x',
+    ):
         assert f'<!-- {text} -->' in picture
 
 
 def run_python(*command: str, cwd: Path) -> subprocess.CompletedProcess:
-    env = {key: value for key, value in os.environ.items()
-           if not key.startswith('TQDM_') and key != 'PYG_FAST_DATA'}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith('TQDM_') and key != 'PYG_FAST_DATA'
+    }
     done = _forks.run(*command, cwd=cwd, env=env)
     assert done.returncode == 0, done.stderr
     return done
@@ -222,10 +274,28 @@ def run_python(*command: str, cwd: Path) -> subprocess.CompletedProcess:
 def test_one_command(tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
     done = run_python(
-        str(SCRIPT), '--size', 'tiny', '--hidden', '16', '--k', 'relu,2,4', '--epochs', '3',
-        '--device', 'cpu', '--plot', 'plot.png', cwd=tmp_path)
-    for line in ('300 nodes, 1,954 edges, 64 features, 4 classes', 'test accuracy [%]',
-                 'time per epoch [ms]', 'limit (Amdahl)', 'The aggregation takes'):
+        str(SCRIPT),
+        '--size',
+        'tiny',
+        '--hidden',
+        '16',
+        '--k',
+        'relu,2,4',
+        '--epochs',
+        '3',
+        '--device',
+        'cpu',
+        '--plot',
+        'plot.png',
+        cwd=tmp_path,
+    )
+    for line in (
+        '300 nodes, 1,954 edges, 64 features, 4 classes',
+        'test accuracy [%]',
+        'time per epoch [ms]',
+        'limit (Amdahl)',
+        'The aggregation takes',
+    ):
         assert line in done.stdout
     assert 'MaxK, k = 4              run 1/1: 100%' in done.stderr
     assert (tmp_path / 'plot.png').read_bytes().startswith(b'\x89PNG')
@@ -233,9 +303,25 @@ def test_one_command(tmp_path: Path) -> None:
 
 def test_benchmark(tmp_path: Path) -> None:
     done = run_python(
-        '-m', 'benchmarks.accuracy', '--quick', '--graphs', 'Cora,planted,planted-labels', '--k',
-        '4,8', '--hidden', '8', '--epochs', '1', '--device', 'cpu', '--threads', '1', '--out',
-        str(tmp_path), cwd=SCRIPT.parents[1])
+        '-m',
+        'benchmarks.accuracy',
+        '--quick',
+        '--graphs',
+        'Cora,planted,planted-labels',
+        '--k',
+        '4,8',
+        '--hidden',
+        '8',
+        '--epochs',
+        '1',
+        '--device',
+        'cpu',
+        '--threads',
+        '1',
+        '--out',
+        str(tmp_path),
+        cwd=SCRIPT.parents[1],
+    )
     (written,) = tmp_path.glob('accuracy-*.json')
     report, markdown = json.loads(written.read_text()), written.with_suffix('.md').read_text()
     assert markdown in done.stdout
@@ -243,32 +329,55 @@ def test_benchmark(tmp_path: Path) -> None:
     assert report['graphs']['planted']['nodes'] == 3000
     sections = {section['title']: section for section in report['sections']}
     assert list(sections) == [
-        'Test accuracy, %', 'Test accuracy over epochs, %', 'Test AUC, %', 'Test micro-F1, %',
-        'Test AUC over epochs, %', 'Time per epoch, ms']
+        'Test accuracy, %',
+        'Test accuracy over epochs, %',
+        'Test AUC, %',
+        'Test micro-F1, %',
+        'Test AUC over epochs, %',
+        'Time per epoch, ms',
+    ]
     for title, section in sections.items():
         if 'over epochs' in title:
             continue
         assert f'## {title}\n' in markdown
         for cell in section['cells']:
             assert list(cell['results']) == [
-                'ReLU', 'MaxK, k = 4', 'MaxK, k = 8', 'balanced MaxK, k = 4',
-                'balanced MaxK, k = 8']
+                'ReLU',
+                'MaxK, k = 4',
+                'MaxK, k = 8',
+                'balanced MaxK, k = 4',
+                'balanced MaxK, k = 8',
+            ]
             for result in cell['results'].values():
                 assert 0 < result['min_ms'] <= result['median_ms'] <= result['max_ms']
     scores = sections['Test AUC, %']['cells'][0]['results']
     means = {name: sum(result['scores']) / 2 for name, result in scores.items()}
     for row in sections['Test AUC, %']['summary']:
         assert row['mean'] == pytest.approx(means[row['variant']], rel=1e-4)
-        assert row['difference'] == pytest.approx(
-            means[row['variant']] - means['ReLU'], rel=1e-3)
-        assert f"{row['mean']:.2f} ± " in markdown
+        assert row['difference'] == pytest.approx(means[row['variant']] - means['ReLU'], rel=1e-3)
+        assert f'{row["mean"]:.2f} ± ' in markdown
 
 
 def test_benchmark_chooses_by_validation_scores_alone(tmp_path: Path) -> None:
     done = run_python(
-        '-m', 'benchmarks.accuracy', '--choose', '--quick', '--graphs', 'planted', '--hidden', '8',
-        '--epochs', '2', '--device', 'cpu', '--threads', '1', '--out', str(tmp_path),
-        cwd=SCRIPT.parents[1])
+        '-m',
+        'benchmarks.accuracy',
+        '--choose',
+        '--quick',
+        '--graphs',
+        'planted',
+        '--hidden',
+        '8',
+        '--epochs',
+        '2',
+        '--device',
+        'cpu',
+        '--threads',
+        '1',
+        '--out',
+        str(tmp_path),
+        cwd=SCRIPT.parents[1],
+    )
     (written,) = tmp_path.glob('accuracy-*.json')
     report, markdown = json.loads(written.read_text()), written.with_suffix('.md').read_text()
     (section,) = report['sections']
@@ -278,7 +387,7 @@ def test_benchmark_chooses_by_validation_scores_alone(tmp_path: Path) -> None:
     means = {name: sum(result['scores']) / 2 for name, result in cell['results'].items()}
     assert len(set(means.values())) > 1
     assert means[row['chosen']] == max(means.values())
-    assert f"**{means[row['chosen']]:.2f} ± " in markdown
+    assert f'**{means[row["chosen"]]:.2f} ± ' in markdown
     assert 'seeds from 100 on' in report['notes'][0]
     assert 'test accuracy' not in (done.stdout + done.stderr).lower()
 

@@ -27,9 +27,7 @@ def test_all_sides_learn_alike(
     assert all(float(value) > 0 for row in (making, training) for value in row.split()[-3:])
 
 
-def test_one_side(
-    example: ModuleType, device: torch.device, capsys: pytest.CaptureFixture
-) -> None:
+def test_one_side(example: ModuleType, device: torch.device, capsys: pytest.CaptureFixture) -> None:
     line = '--layers-of ours --molecules 20 --epochs 1 --channels 4 --layers 1 --device'
     example.main([*line.split(), device.type])
     assert capsys.readouterr().out.splitlines()[2].split() == ['pyg_fast', 'captured']

@@ -85,8 +85,14 @@ def test_data_that_is_nowhere(
 def test_both_sides_train_the_same_network(
     demo: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    trained = record_calls(demo, 'train', lambda _, model, data, *rest: (
-        type(model.convs[0]).__module__.split('.')[0], type(data.edge_index)))
+    trained = record_calls(
+        demo,
+        'train',
+        lambda _, model, data, *rest: (
+            type(model.convs[0]).__module__.split('.')[0],
+            type(data.edge_index),
+        ),
+    )
     args = options(demo, f'--size tiny --epochs 6 --runs 2 --model {model}', device.type)
     pyg, ours = (demo.train_side(side, args) for side in demo.SIDES)
 
@@ -94,13 +100,15 @@ def test_both_sides_train_the_same_network(
     assert trained[:rehearsal_and_runs] == [('torch_geometric', torch.Tensor)] * rehearsal_and_runs
     assert trained[rehearsal_and_runs:] == [('pyg_fast', EdgeIndex)] * rehearsal_and_runs
     assert pyg.graph == ours.graph == '300 nodes, 1,954 edges, 64 features, 4 classes' or (
-        device.type == 'cuda')
+        device.type == 'cuda'
+    )
     assert pyg.prepare_seconds == 0 < ours.prepare_seconds
     assert len(pyg.runs) == len(ours.runs) == 2
     for left, right in zip(pyg.runs, ours.runs, strict=True):
         assert len(left) == len(right) == 6
         assert [point.loss for point in left] == pytest.approx(
-            [point.loss for point in right], rel=2e-3)
+            [point.loss for point in right], rel=2e-3
+        )
         assert left[-1].val == pytest.approx(right[-1].val, abs=0.03)
         assert left[-1].loss < left[0].loss
     assert pyg.runs[0][0].loss != pyg.runs[1][0].loss
@@ -127,13 +135,23 @@ def outcomes(demo: ModuleType) -> dict[str, Any]:
         return [demo.Point(seconds, 1.0, val, test) for seconds, val, test in points]
 
     return {
-        'PyG': demo.Outcome('a graph', 0.0, 60_000_000, [
-            run((0.5, 0.7, 0.6), (0.9, 0.8, 0.75), (1.2, 0.8, 0.9)),
-            run((0.4, 0.9, 0.85), (0.8, 0.8, 0.9), (1.2, 0.7, 0.9)),
-        ]),
-        'pyg_fast': demo.Outcome('a graph', 0.003, 8_000_000, [
-            run((0.1, 0.7, 0.6), (0.2, 0.8, 0.7), (0.3, 0.9, 0.8)),
-        ]),
+        'PyG': demo.Outcome(
+            'a graph',
+            0.0,
+            60_000_000,
+            [
+                run((0.5, 0.7, 0.6), (0.9, 0.8, 0.75), (1.2, 0.8, 0.9)),
+                run((0.4, 0.9, 0.85), (0.8, 0.8, 0.9), (1.2, 0.7, 0.9)),
+            ],
+        ),
+        'pyg_fast': demo.Outcome(
+            'a graph',
+            0.003,
+            8_000_000,
+            [
+                run((0.1, 0.7, 0.6), (0.2, 0.8, 0.7), (0.3, 0.9, 0.8)),
+            ],
+        ),
     }
 
 
@@ -185,23 +203,38 @@ def test_one_command(tmp_path: Path) -> None:
         "context, methods = m.get_context, iter(['spawn'])\n"
         "m.get_context = lambda method: context(next(methods, 'fork'))\n"
         '__file__ = sys.argv.pop(1)\n'
-        "exec(compile(open(__file__).read(), __file__, 'exec'))")
-    command = ['-c', program, str(SCRIPT), '--size', 'tiny', '--epochs', '4', '--device', 'cpu',
-               '--plot', str(picture)]
+        "exec(compile(open(__file__).read(), __file__, 'exec'))"
+    )
+    command = [
+        '-c',
+        program,
+        str(SCRIPT),
+        '--size',
+        'tiny',
+        '--epochs',
+        '4',
+        '--device',
+        'cpu',
+        '--plot',
+        str(picture),
+    ]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
     done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    for line in ('300 nodes, 1,954 edges', 'test accuracy [%]', 'time per epoch [ms]',
-                 'peak memory [MB]', 'preparation, once [ms]'):
+    for line in (
+        '300 nodes, 1,954 edges',
+        'test accuracy [%]',
+        'time per epoch [ms]',
+        'peak memory [MB]',
+        'preparation, once [ms]',
+    ):
         assert line in done.stdout
     assert 'PyG      run 1/1: 100%' in done.stderr
     assert 'pyg_fast run 1/1: 100%' in done.stderr
     assert picture.read_bytes().startswith(b'\x89PNG')
 
 
-def test_cora_reaches_its_accuracy(
-    demo: ModuleType, data_root: Callable[[str, str], Path]
-) -> None:
+def test_cora_reaches_its_accuracy(demo: ModuleType, data_root: Callable[[str, str], Path]) -> None:
     root = data_root('Planetoid', 'Cora').parent
     args = options(demo, f'--dataset Cora --root {root} --cached --input-dropout 0')
     assert demo.train_side('pyg_fast', args).accuracies[0] > 79.5

@@ -39,9 +39,13 @@ def write_ogb(root: Path, data: Data, fortran: bool = False) -> None:
     (root / 'split' / 'time').mkdir(parents=True)
     edges = data.edge_index.numpy()
     np.savez(
-        root / 'raw' / 'data.npz', edge_index=np.asfortranarray(edges) if fortran else edges,
-        node_feat=data.x.numpy(), node_year=np.zeros((data.num_nodes, 1)),
-        num_nodes_list=np.array([data.num_nodes]), num_edges_list=np.array([data.num_edges]))
+        root / 'raw' / 'data.npz',
+        edge_index=np.asfortranarray(edges) if fortran else edges,
+        node_feat=data.x.numpy(),
+        node_year=np.zeros((data.num_nodes, 1)),
+        num_nodes_list=np.array([data.num_nodes]),
+        num_edges_list=np.array([data.num_edges]),
+    )
     np.savez(root / 'raw' / 'node-label.npz', node_label=label.numpy())
     for part, name in (('train', 'train'), ('val', 'valid'), ('test', 'test')):
         nodes = data[f'{part}_mask'].nonzero().view(-1).tolist()
@@ -49,10 +53,13 @@ def write_ogb(root: Path, data: Data, fortran: bool = False) -> None:
             file.writelines(f'{node}\n' for node in nodes)
 
 
-@pytest.mark.parametrize('line', [
-    '--conv gcn --aggregate-input --int64',
-    '--conv sage --symmetric --host-features --checkpoint --dtype float32 --dropout 0.1',
-])
+@pytest.mark.parametrize(
+    'line',
+    [
+        '--conv gcn --aggregate-input --int64',
+        '--conv sage --symmetric --host-features --checkpoint --dtype float32 --dropout 0.1',
+    ],
+)
 def test_it_learns(
     example: ModuleType, device: torch.device, capsys: pytest.CaptureFixture, line: str
 ) -> None:
@@ -60,7 +67,8 @@ def test_it_learns(
     out = capsys.readouterr().out
     assert out.startswith(
         f'20,000 nodes, {580_000 if "symmetric" in line else 290_000:,} edges, 128 features, '
-        f'10 classes, 217 training nodes ({device.type})\n')
+        f'10 classes, 217 training nodes ({device.type})\n'
+    )
     assert out.count('ExecutionPath(') == 3
     for name in ('making the graph', 'preparing', 'training step', 'inference of all nodes'):
         assert re.search(rf'^{name} +[\d.e-]+ s   (unknown|[\d.]+ GiB)', out, re.MULTILINE)
@@ -70,8 +78,12 @@ def test_it_learns(
 
 @pytest.mark.parametrize('fortran', [False, True])
 def test_files_of_ogb(
-    example: ModuleType, device: torch.device, small: Data, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, fortran: bool,
+    example: ModuleType,
+    device: torch.device,
+    small: Data,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fortran: bool,
 ) -> None:
     write_ogb(tmp_path, small, fortran)
     monkeypatch.setattr(example, 'CHUNK', 10_000)  # several chunks, the last one smaller
@@ -92,7 +104,10 @@ def test_files_of_ogb(
 
 
 def test_training_on_files_of_ogb(
-    example: ModuleType, device: torch.device, small: Data, tmp_path: Path,
+    example: ModuleType,
+    device: torch.device,
+    small: Data,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture,
 ) -> None:
     write_ogb(tmp_path, small)
@@ -117,13 +132,18 @@ def test_files_that_are_not_ogbs(
     else:
         np.savez(file, **arrays)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(np.lib.format, 'read_array_header_1_0',
-                          lambda _: ((3_000, 999), False, np.dtype('float32')))
+            patch.setattr(
+                np.lib.format,
+                'read_array_header_1_0',
+                lambda _: ((3_000, 999), False, np.dtype('float32')),
+            )
             with pytest.raises(example.Missing, match='node_feat ends too early'):
                 example.read_array(file, 'node_feat', torch.float32, 'cpu')
         return
-    message = {'missing': r'valid.csv.gz does not exist: expected raw/data.npz',
-               'two graphs': r'data.npz: expected one graph, got 2'}[what]
+    message = {
+        'missing': r'valid.csv.gz does not exist: expected raw/data.npz',
+        'two graphs': r'data.npz: expected one graph, got 2',
+    }[what]
     with pytest.raises(SystemExit, match=message):
         example.main(['--device', 'cpu', '--root', str(tmp_path)])
 
@@ -138,7 +158,8 @@ def test_small_updates_are_not_lost(example: ModuleType, small: Data) -> None:
     for _ in range(2):
         training.step()
     for weight, start, low in zip(
-            training.weights, before, training.model.parameters(), strict=True):
+        training.weights, before, training.model.parameters(), strict=True
+    ):
         assert (weight.dtype, low.dtype) == (torch.float32, torch.bfloat16)
         assert not torch.equal(weight, start)
         assert torch.equal(low, weight.bfloat16())
@@ -157,12 +178,15 @@ def test_both_ways(example: ModuleType) -> None:
     assert example.both_ways(edge_index).tolist() == [[0, 1, 2, 3, 1, 0], [3, 1, 0, 0, 1, 2]]
 
 
-@pytest.mark.parametrize(('line', 'message'), [
-    ('--size tiny', 'invalid choice'),
-    ('--conv gat', 'invalid choice'),
-    ('--steps 0', 'argument --steps: got 0, expected at least 1'),
-    ('--inference-bytes 0', 'argument --inference-bytes: got 0, expected at least 1'),
-])
+@pytest.mark.parametrize(
+    ('line', 'message'),
+    [
+        ('--size tiny', 'invalid choice'),
+        ('--conv gat', 'invalid choice'),
+        ('--steps 0', 'argument --steps: got 0, expected at least 1'),
+        ('--inference-bytes 0', 'argument --inference-bytes: got 0, expected at least 1'),
+    ],
+)
 def test_bad_options(
     example: ModuleType, capsys: pytest.CaptureFixture, line: str, message: str
 ) -> None:

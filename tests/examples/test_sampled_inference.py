@@ -41,7 +41,11 @@ def options(example: ModuleType, line: str, device: str = 'cpu') -> Namespace:
 def test_usual_options(example: ModuleType) -> None:
     args = options(example, '')
     assert (args.dataset, args.size, args.model, args.samples) == (
-        'planted', 'dense-small', 'gcn', None)
+        'planted',
+        'dense-small',
+        'gcn',
+        None,
+    )
     assert (args.strategies, args.max_drop, args.runs) == (['fastrand', 'bucket'], 1, 1)
     args = options(example, '--dataset planted-labels --samples 4,2,4 --strategies paper')
     assert (args.size, args.samples, args.strategies) == ('dense-hubs', [4, 2], ['paper'])
@@ -91,16 +95,25 @@ def test_trains_in_full_and_samples_at_inference(
 
     calls = record_calls(example.Net, 'forward', call)
     args = options(
-        example, f'--size tiny --model {model} --epochs 12 --runs 2 --repeats 3 --samples 128,1,4 '
-        '--strategies bucket,unbiased', device.type)
+        example,
+        f'--size tiny --model {model} --epochs 12 --runs 2 --repeats 3 --samples 128,1,4 '
+        '--strategies bucket,unbiased',
+        device.type,
+    )
     result = example.sweep(args)
 
     assert [(cell.strategy, cell.num_samples) for cell in result.cells] == [
-        (strategy, s) for strategy in ('bucket', 'unbiased') for s in (1, 4, 128)]
+        (strategy, s) for strategy in ('bucket', 'unbiased') for s in (1, 4, 128)
+    ]
     rowptr, _ = planted_structure('tiny')
     degree = rowptr.diff()
-    assert result.graph == {'nodes': 300, 'edges': int(degree.sum()),
-                            'largest_degree': int(degree.max()), 'features': 64, 'classes': 4}
+    assert result.graph == {
+        'nodes': 300,
+        'edges': int(degree.sum()),
+        'largest_degree': int(degree.max()),
+        'features': 64,
+        'classes': 4,
+    }
     assert int(degree.max()) <= 128
     networks = list(dict.fromkeys(call[0] for call in calls))
     assert len(networks) == len(result.full_scores) == 2
@@ -207,8 +220,13 @@ def result(example: ModuleType) -> Any:
         example.Cell('bucket', 8, 1.0, [0.70, 0.81], [16e-3]),
     ]
     return example.Sweep(
-        {'nodes': 30, 'edges': 1200, 'largest_degree': 8}, 'accuracy', [0.80, 0.81], [8e-3], cells,
-        {'fastrand': [2, 4], 'bucket': [None, 8]})
+        {'nodes': 30, 'edges': 1200, 'largest_degree': 8},
+        'accuracy',
+        [0.80, 0.81],
+        [8e-3],
+        cells,
+        {'fastrand': [2, 4], 'bucket': [None, 8]},
+    )
 
 
 def test_figures(result: Any) -> None:
@@ -225,7 +243,8 @@ def test_table_and_verdict(example: ModuleType, result: Any) -> None:
     lines = example.table(result).splitlines()
     assert lines[0] == (
         '| strategy | S | edges read, % | test accuracy, % | lost, points | inference, ms '
-        '| speed-up |')
+        '| speed-up |'
+    )
     assert lines[2] == '| all edges | – | 100.00 | 80.50 ± 0.71 | – | 8.00 | – |'
     assert lines[4] == '| fastrand | 4 | 25.00 | 80.00 ± 1.41 | 0.50 | 4.00 | 2.00 x |'
     assert lines[8] == '| bucket | 8 | 100.00 | 75.50 ± 7.78 | 5.00 | 16.00 | 0.50 x |'
@@ -241,8 +260,18 @@ def test_plot(example: ModuleType, result: Any, tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
     example.plot(result, 'GCN sampled', tmp_path / 'plot.svg')
     picture = (tmp_path / 'plot.svg').read_text()
-    for text in ('GCN sampled', 'Test accuracy [%]', 'Edges read [%]', 'Time per inference [ms]',
-                 'fastrand', 'bucket', 'all edges', '2', '4', '8'):
+    for text in (
+        'GCN sampled',
+        'Test accuracy [%]',
+        'Edges read [%]',
+        'Time per inference [ms]',
+        'fastrand',
+        'bucket',
+        'all edges',
+        '2',
+        '4',
+        '8',
+    ):
         assert f'<!-- {text} -->' in picture
     result.full_seconds, result.cells = [], result.cells[:3]
     result.chosen = {'fastrand': [2, 4]}
@@ -260,23 +289,46 @@ def test_record(example: ModuleType, result: Any) -> None:
     assert record['versions']['torch'] == torch.__version__
     assert record['full'] == {'scores': [0.80, 0.81], 'ms': pytest.approx(8)}
     assert record['cells'][0] == {
-        'strategy': 'fastrand', 'num_samples': 2, 'sampling_rate': 0.1, 'scores': [0.60, 0.62],
-        'lost_points': pytest.approx(19.5), 'ms': pytest.approx(2)}
+        'strategy': 'fastrand',
+        'num_samples': 2,
+        'sampling_rate': 0.1,
+        'scores': [0.60, 0.62],
+        'lost_points': pytest.approx(19.5),
+        'ms': pytest.approx(2),
+    }
     assert record['least'] == {'fastrand': 4, 'bucket': None}
     assert record['chosen'] == {'fastrand': [2, 4], 'bucket': [None, 8]}
 
 
 def test_one_command(tmp_path: Path) -> None:
     plots = importlib.util.find_spec('matplotlib') is not None
-    command = [str(SCRIPT), '--size', 'small', '--epochs', '5', '--repeats', '2',
-               '--device', 'cpu', '--markdown', 'table.md', '--json', 'record.json',
-               *['--plot', 'plot.png'] * plots]
+    command = [
+        str(SCRIPT),
+        '--size',
+        'small',
+        '--epochs',
+        '5',
+        '--repeats',
+        '2',
+        '--device',
+        'cpu',
+        '--markdown',
+        'table.md',
+        '--json',
+        'record.json',
+        *['--plot', 'plot.png'] * plots,
+    ]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
     done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    for line in ('GCN on planted, small, sampled at inference (cpu): 2 layers, hidden 64, 5 epochs',
-                 '3,000 nodes, 25,174 edges, 341 largest degree', '| all edges | – | 100.00 |',
-                 '- bucket: within 1 points', 'wrote table.md', 'wrote record.json'):
+    for line in (
+        'GCN on planted, small, sampled at inference (cpu): 2 layers, hidden 64, 5 epochs',
+        '3,000 nodes, 25,174 edges, 341 largest degree',
+        '| all edges | – | 100.00 |',
+        '- bucket: within 1 points',
+        'wrote table.md',
+        'wrote record.json',
+    ):
         assert line in done.stdout
     assert 'gcn  run 1/1: 100%' in done.stderr
     assert '| fastrand | 512 | 100.00 |' in (tmp_path / 'table.md').read_text()
@@ -288,7 +340,8 @@ def test_one_command(tmp_path: Path) -> None:
 def test_tolokers(example: ModuleType, data_root: Callable[[str, str], Path]) -> None:
     root = data_root('HeterophilousGraphDataset', 'tolokers').parent
     args = options(
-        example, f'--dataset tolokers --root {root} --epochs 2 --repeats 0 --samples 2,4096')
+        example, f'--dataset tolokers --root {root} --epochs 2 --repeats 0 --samples 2,4096'
+    )
     result = example.sweep(args)
     assert result.graph['nodes'] == 11_758
     assert result.metric == 'AUC'

@@ -40,9 +40,7 @@ def test_is_an_edge_index(batches: list[Data]) -> None:
     assert row.equal(edges.as_tensor()[0])
     plain = EdgeIndex(edges.as_tensor(), sparse_size=(size, size), sort_order='col')
     x = torch.randn(size, 3, device=edges.device)
-    torch.testing.assert_close(
-        edges.matmul(x, transpose=True), plain.matmul(x, transpose=True)
-    )
+    torch.testing.assert_close(edges.matmul(x, transpose=True), plain.matmul(x, transpose=True))
     assert_same(edges.flip(0), plain.flip(0))
     assert_same(edges.sort_by('row').values, plain.sort_by('row').values)
 
@@ -70,7 +68,8 @@ def test_trim_to_layer(batches: list[Data]) -> None:
     batch = batches[0]
     for layer in range(2):
         got = trim_to_layer(
-            layer, batch.num_sampled_nodes, batch.num_sampled_edges, batch.x, batch.edge_index)
+            layer, batch.num_sampled_nodes, batch.num_sampled_edges, batch.x, batch.edge_index
+        )
         plain = trim_to_layer(
             layer, batch.num_sampled_nodes, batch.num_sampled_edges, batch.x,
             batch.edge_index.as_tensor())  # fmt: skip

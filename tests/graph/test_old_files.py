@@ -18,9 +18,7 @@ EDGES = torch.tensor([[0, 1, 2, 2, 3, 4, 0], [1, 0, 1, 3, 2, 2, 4]])
 
 @pytest.mark.parametrize('weights_only', [False, True])
 def test_graphs(weights_only: bool) -> None:
-    graph, prepared, paths = torch.load(
-        FILES / 'prepared.pt', weights_only=weights_only
-    ).values()
+    graph, prepared, paths = torch.load(FILES / 'prepared.pt', weights_only=weights_only).values()
     assert type(graph) is Graph
     assert type(prepared) is PreparedGraph
     assert type(paths[0]) is ExecutionPath

@@ -114,7 +114,8 @@ def test_pygs_code(conv: torch.nn.Module, device: torch.device) -> None:
         out = conv(x, edges)
         torch.testing.assert_close(fast(x, edges), out)
         assert pyg_fast.accelerate_report(fast)[0].ran == (
-            f"PyG's code: {EDGES} edges are too few for a kernel to pay")
+            f"PyG's code: {EDGES} edges are too few for a kernel to pay"
+        )
         torch.testing.assert_close(fast(x, EdgeIndex(edges, sparse_size=(NODES, NODES))), out)
         with pyg_fast.small_graphs('kernel'):
             torch.testing.assert_close(fast(x, edges), out, rtol=1e-4, atol=1e-5)
@@ -132,6 +133,7 @@ def test_gatv2_with_edges(device: torch.device) -> None:
 
 def test_log(caplog: pytest.LogCaptureFixture) -> None:
     """Once for a class, and no warning."""
+
     class Logged(Own):
         pass
 
@@ -143,7 +145,8 @@ def test_log(caplog: pytest.LogCaptureFixture) -> None:
             conv(x, edges)
     records = [record for record in caplog.records if record.name == 'pyg_fast']
     assert [(each.levelname, each.getMessage()) for each in records] == [
-        ('INFO', f"Logged runs PyG's code: {EDGES} edges are too few for a kernel to pay")]
+        ('INFO', f"Logged runs PyG's code: {EDGES} edges are too few for a kernel to pay")
+    ]
 
 
 def test_many_edges() -> None:

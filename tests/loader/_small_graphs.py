@@ -38,6 +38,7 @@ def _edges(num_src: int, num_dst: int, generator: torch.Generator, least: int = 
 
 def _attributes(graph: int, generator: torch.Generator, is_cycle: bool) -> dict[str, Any]:
     """Every kind of attribute, for one graph."""
+
     def real(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 

@@ -237,9 +237,9 @@ def test_training_learns(device: torch.device) -> None:
         data, [10, 10], batch_size=50, input_nodes=data.train_mask, shuffle=True, device=device
     )
     num_classes = int(data.y.max()) + 1
-    convs = torch.nn.ModuleList([
-        fnn.PathPreparedSAGEConv(64, 32), fnn.PathPreparedSAGEConv(32, num_classes)
-    ]).to(device)
+    convs = torch.nn.ModuleList(
+        [fnn.PathPreparedSAGEConv(64, 32), fnn.PathPreparedSAGEConv(32, num_classes)]
+    ).to(device)
 
     def forward(batch: Data) -> Tensor:
         x, edge_index = batch.x, batch.edge_index
@@ -255,9 +255,7 @@ def test_training_learns(device: torch.device) -> None:
     for _ in range(10):
         for batch in loader:
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(
-                forward(batch), batch.y[: batch.batch_size]
-            )
+            loss = torch.nn.functional.cross_entropy(forward(batch), batch.y[: batch.batch_size])
             loss.backward()
             optimizer.step()
     test = FastNeighborLoader(

@@ -76,9 +76,7 @@ def test_bytes_are_those_of_all_columns(device: torch.device, apart: Apart, data
     assert loader.stats.match_degree is None
 
 
-def test_reorder_raises_the_match_degree(
-    device: torch.device, apart: Apart, data: Data
-) -> None:
+def test_reorder_raises_the_match_degree(device: torch.device, apart: Apart, data: Data) -> None:
     degrees = []
     for reorder in (False, None):
         loader = apart(data, [3, 2], reorder=reorder, device=device, **ARGS)
@@ -87,9 +85,7 @@ def test_reorder_raises_the_match_degree(
     assert degrees[0] < degrees[1]
 
 
-def test_rows_come_in_order_without_shuffle(
-    device: torch.device, apart: Apart, data: Data
-) -> None:
+def test_rows_come_in_order_without_shuffle(device: torch.device, apart: Apart, data: Data) -> None:
     loader = apart(data, [3, 2], batch_size=11, device=device)
     seeds = torch.cat([batch.n_id[: batch.batch_size].cpu() for batch in loader])
     assert torch.equal(seeds, torch.arange(200))
@@ -135,9 +131,7 @@ def test_cache(device: torch.device, apart: Apart, data: Data, ratio: float) -> 
     assert both.stats.cache_hits <= hits
 
 
-def test_other_attributes_from_host_memory(
-    device: torch.device, apart: Apart, data: Data
-) -> None:
+def test_other_attributes_from_host_memory(device: torch.device, apart: Apart, data: Data) -> None:
     data.flags = torch.rand(200, 3) < 0.5
     data.half = torch.randn(200, 2, 2).bfloat16()
     data.strided = torch.randn(200, 8)[:, ::2]
@@ -255,9 +249,7 @@ def test_refresh(
                 assert (batch[key] == value).all()
 
 
-def test_refresh_in_the_middle_of_an_epoch(
-    device: torch.device, apart: Apart, data: Data
-) -> None:
+def test_refresh_in_the_middle_of_an_epoch(device: torch.device, apart: Apart, data: Data) -> None:
     loader = apart(data, [3, 2], device=device, **{**ARGS, 'batch_size': 4})
     data.x.data.fill_(-1)
     loader.refresh()
@@ -359,9 +351,7 @@ def test_topology(device: torch.device, data: Data, place: str, kind: str) -> No
     data.weight = torch.rand(1500)
     args = {**ARGS, 'subgraph_type': kind, 'weight_attr': 'weight'}
     wanted = list(FastNeighborLoader(data, [3, 2], topology='device', device=device, **args))
-    loader = FastNeighborLoader(
-        data, [3, 2], topology=place, reorder=False, device=device, **args
-    )
+    loader = FastNeighborLoader(data, [3, 2], topology=place, reorder=False, device=device, **args)
     assert all(map(equal, wanted, loader))
 
 

@@ -349,9 +349,7 @@ def test_bad_data() -> None:
         FastNeighborLoader(empty, [2], input_nodes='paper')
 
 
-def test_features_in_host_memory(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_in_host_memory(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_hetero()
     if device.type == 'cpu':
         monkeypatch.setattr(_columns, 'is_apart', lambda memory, device: True)
@@ -363,9 +361,7 @@ def test_features_in_host_memory(
             {'cache_ratio': 0.4}, {'match': False}, {'reorder': False, 'topology': 'host'},
             {'reorder': bool(options)},  # without effect on batches of several subgraphs
         ):  # fmt: skip
-            loader = FastNeighborLoader(
-                data, [3, 2], features='host', **args, **options, **storage
-            )
+            loader = FastNeighborLoader(data, [3, 2], features='host', **args, **options, **storage)
             assert [flat(batch) for batch in loader] == wanted
             assert loader.stats.bytes_moved > 0
             saved = loader.stats.bytes_saved_by_match > 0

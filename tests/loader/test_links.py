@@ -464,9 +464,9 @@ def test_called_with_links(device: torch.device) -> None:
     other, _ = loader([4, 2, 2])
     assert not equal(batch, other)
     for options in ({'neg_sampling': 'triplet'}, {'neg_sampling': 'binary'}, {}):
-        empty = FastLinkNeighborLoader(
-            data, [3], **options, drop_seed_edges=True, device=device
-        )([])
+        empty = FastLinkNeighborLoader(data, [3], **options, drop_seed_edges=True, device=device)(
+            []
+        )
         assert empty.num_nodes == empty.edge_index.size(1) == empty.input_id.numel() == 0
 
 

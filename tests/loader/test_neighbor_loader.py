@@ -150,9 +150,9 @@ def test_weights_count_in_the_order_of_the_data(device: torch.device) -> None:
     # Every node has one edge that weighs, and a shuffled list of edges.
     num_nodes = 20
     perm = torch.randperm(3 * num_nodes)
-    edge_index = torch.stack([
-        torch.randint(num_nodes, (3 * num_nodes,)), torch.arange(num_nodes).repeat(3)
-    ])[:, perm]
+    edge_index = torch.stack(
+        [torch.randint(num_nodes, (3 * num_nodes,)), torch.arange(num_nodes).repeat(3)]
+    )[:, perm]
     weight = torch.cat([torch.ones(num_nodes), torch.full((2 * num_nodes,), 1e-30)])[perm]
     data = Data(edge_index=edge_index, num_nodes=num_nodes, weight=weight)
     (batch,) = loaded(data, [1], batch_size=num_nodes, weight_attr='weight', device=device)
@@ -177,15 +177,14 @@ def prepared(data: Data, form: str) -> Data:
     return data
 
 
-@pytest.mark.parametrize(
-    'form', ['plain', 'int32', 'transform', 'sorted', 'EdgeIndex', 'by row']
-)
+@pytest.mark.parametrize('form', ['plain', 'int32', 'transform', 'sorted', 'EdgeIndex', 'by row'])
 def test_forms_of_edge_index(device: torch.device, form: str) -> None:
     data = prepared(random_data(), form)
     for batch in loaded(data, [3, 2], batch_size=16, device=device):
         plain = copy.copy(data)
         plain.edge_index = torch.as_tensor(
-            data.edge_index.as_tensor() if isinstance(data.edge_index, EdgeIndex)
+            data.edge_index.as_tensor()
+            if isinstance(data.edge_index, EdgeIndex)
             else data.edge_index
         ).long()
         check_batch(plain, batch, [3, 2])

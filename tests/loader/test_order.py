@@ -6,12 +6,14 @@ from tests.loader._parts import greedy_order
 
 
 def test_greedy() -> None:
-    degree = torch.tensor([
-        [1.0, 0.1, 0.9, 0.2],
-        [0.1, 1.0, 0.3, 0.8],
-        [0.9, 0.3, 1.0, 0.3],
-        [0.2, 0.8, 0.3, 1.0],
-    ])
+    degree = torch.tensor(
+        [
+            [1.0, 0.1, 0.9, 0.2],
+            [0.1, 1.0, 0.3, 0.8],
+            [0.9, 0.3, 1.0, 0.3],
+            [0.2, 0.8, 0.3, 1.0],
+        ]
+    )
     assert greedy_order(degree) == [0, 2, 1, 3]  # Of equals the first.
 
 

@@ -57,9 +57,7 @@ def test_stores(device: torch.device, layout: str) -> None:
         data.edge_index, data.edge_attr = data.edge_index[:, order], data.edge_attr[order]
     plain = Data(x=data.x, y=data.y, edge_index=data.edge_index)
     wanted = FastNeighborLoader(plain, [3, 2], **ARGS)
-    loader = FastNeighborLoader(
-        stores(data, layout), [3, 2], reorder=False, device=device, **ARGS
-    )
+    loader = FastNeighborLoader(stores(data, layout), [3, 2], reorder=False, device=device, **ARGS)
     for batch, other in zip(loader, wanted, strict=True):
         assert batch.num_nodes == other.num_nodes
         del batch.num_nodes
@@ -89,9 +87,7 @@ def test_only_unmatched_rows_are_asked_for(device: torch.device) -> None:
 def test_all_rows_matched(device: torch.device) -> None:
     data = random_data(30, 200)
     pair = stores(data, 'coo', ('x',))
-    loader = FastNeighborLoader(
-        pair, [-1, -1], input_nodes=[3, 3, 3], batch_size=1, device=device
-    )
+    loader = FastNeighborLoader(pair, [-1, -1], input_nodes=[3, 3, 3], batch_size=1, device=device)
     for batch in loader:
         assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
     assert pair[0].asked[1:] == [1, 1]

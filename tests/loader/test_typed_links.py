@@ -312,8 +312,9 @@ def test_negatives_exist_at_the_time_of_their_link(
             edges = (data if kind is None else data[kind]).edge_index
             known = set(zip(*edges.tolist(), strict=True))
             nodes = stores_of(data, kind)[2].time
-            for src, dst, now in zip(*(t.tolist() for t in found), time.repeat(9).tolist(),
-                                     strict=True):
+            for src, dst, now in zip(
+                *(t.tolist() for t in found), time.repeat(9).tolist(), strict=True
+            ):
                 if (src, dst) in known:  # only where all others are edges, too
                     others = ((nodes <= now) & (weights[1] > 0 if weighted else True)).nonzero()
                     assert all((src, int(other)) in known for other in others)

@@ -66,9 +66,7 @@ def test_same_seed_same_batches(device: torch.device) -> None:
     assert not any(map(equal, first, a))
 
 
-def test_match(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
+def test_match(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     data = random_data(200, 1500)
     loader = Apart(monkeypatch, device)(data, [3, 2], shuffle=True, device=device, **ARGS)
     for batch in loader:
@@ -78,9 +76,7 @@ def test_match(
 
 def test_isolated_nodes_and_no_edges(device: torch.device) -> None:
     data = random_data()
-    (batch,) = FastNeighborLoader(
-        data, [3, 2], input_nodes=[58, 59], device=device, **ARGS
-    )
+    (batch,) = FastNeighborLoader(data, [3, 2], input_nodes=[58, 59], device=device, **ARGS)
     assert batch.num_edges == 0
     empty = Data(x=torch.randn(3, 2), edge_index=torch.empty(2, 0, dtype=torch.long))
     (batch,) = FastNeighborLoader(empty, [3], device=device, **ARGS)

@@ -340,9 +340,7 @@ def test_ties(device: torch.device) -> None:
     assert runs_in_blocks(conv)
     one = conv.nn(torch.cat([x[:1], x[1:] - x[:1]], -1))
     torch.testing.assert_close(out[:1], one)
-    torch.testing.assert_close(
-        torch.autograd.grad(out.sum(), x), torch.autograd.grad(one.sum(), x)
-    )
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(one.sum(), x))
 
 
 def test_special_values(device: torch.device) -> None:

@@ -184,9 +184,7 @@ def random_program(case: Case, seed: int, smooth: bool) -> list[int]:
         x = rng.choice(pool)
         shape = p[x].shape
         real = is_float(p[x].dtype)
-        kind = rng.choice(
-            ['unary', *['binary'] * 3, 'where', 'shape', 'reduce', 'cat', 'mm']
-        )
+        kind = rng.choice(['unary', *['binary'] * 3, 'where', 'shape', 'reduce', 'cat', 'mm'])
         if kind == 'unary' and real:
             op = rng.choice(['neg', 'abs', 'tanh', 'sigmoid', 'relu', 'sin', 'erf'])
             pool.append(p.pointwise(op, x))
@@ -609,7 +607,7 @@ def test_shares_do_not_matter() -> None:
 def test_constants_of_several_chunks(kind: str) -> None:
     """As the gradient of edge features that a message only compares."""
     case = Case('square')
-    at = case.program.add('const', (), (0.25.hex(),), (130,), 'float64', 0)
+    at = case.program.add('const', (), ((0.25).hex(),), (130,), 'float64', 0)
     (out,), _ = case.run([Out(at, kind, 'float64')], 'dst')
     share = out.sum(0) if kind == 'total' else out
     degree = case.edge_index[1].bincount(minlength=case.num_dst).view(-1, 1)

@@ -351,4 +351,5 @@ def test_first_call_in_a_checkpoint(make: Callable[[], nn.Module]) -> None:
     out = layer(x, edges())
     torch.testing.assert_close(out, found)
     torch.testing.assert_close(
-        grads, torch.autograd.grad(out.square().sum(), [x, *layer.parameters()]))
+        grads, torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
+    )

@@ -78,8 +78,9 @@ def test_fold(name: str, device: torch.device) -> None:
     edges[1, :40] = 3
     x = torch.randn(N, F, dtype=torch.float64, device=device)
     attr = torch.randn(E, edge_dim, dtype=torch.float64, device=device)
-    for got, expected in zip(results(ours, edges, x, attr), results(theirs, edges, x, attr),
-                             strict=True):
+    for got, expected in zip(
+        results(ours, edges, x, attr), results(theirs, edges, x, attr), strict=True
+    ):
         torch.testing.assert_close(got, expected)
     assert why_pygs(ours) == ''
     assert ('folded' in plan_of(ours)) is folds

@@ -147,7 +147,12 @@ def cuda_pass(
     few=st.booleans(), known=st.booleans(), together=st.booleans(),
 )  # fmt: skip
 def test_every_row(
-    degrees: list[int], least: int, first: int, left: int, few: bool, known: bool,
+    degrees: list[int],
+    least: int,
+    first: int,
+    left: int,
+    few: bool,
+    known: bool,
     together: bool,
 ) -> None:
     """Rows that begin and end anywhere in blocks, edges before the first row and after the last."""
@@ -384,9 +389,7 @@ def test_variance_of_equal_messages(device: torch.device) -> None:
         x = torch.tensor([0.1, 1 / 3, 1e4 / 7, -1e-3]).to(device)
         src, dst = x.expand(N, 4), torch.rand(N, 4, device=device)
         for fn in (lambda a, b: a * b, lambda a, b: (a * b).sum(-1, keepdim=True) + a):
-            out = message_passing(
-                edges, fn, {'a': src}, {'b': dst}, reduce='var', strict=True
-            )
+            out = message_passing(edges, fn, {'a': src}, {'b': dst}, reduce='var', strict=True)
             assert out.eq(0).all()
 
 

@@ -49,9 +49,7 @@ def edges(num_nodes: int = N, num_edges: int = E, hub: int = 150) -> Tensor:
 
 def results(layer: nn.Module, args: list[Any]) -> list[Tensor]:
     """What the layer returns, and the gradients of inputs and parameters."""
-    leaves = [
-        x.requires_grad_() for x in args if isinstance(x, Tensor) and x.is_floating_point()
-    ]
+    leaves = [x.requires_grad_() for x in args if isinstance(x, Tensor) and x.is_floating_point()]
     outs = layer(*args)
     outs = [outs] if isinstance(outs, Tensor) else list(outs)
     given = [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out) for out in outs]
@@ -157,7 +155,8 @@ class EGNN(MessagePassing):
     def __init__(self, width: int) -> None:
         super().__init__(aggr='add')
         self.edge = nn.Sequential(
-            nn.Linear(2 * width + 1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+            nn.Linear(2 * width + 1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()
+        )
         self.gate = nn.Sequential(nn.Linear(width, 1), nn.Sigmoid())
         self.move = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
 
@@ -174,11 +173,13 @@ class EGNN(MessagePassing):
         return m, gap * self.move(m)
 
     def aggregate(
-        self, inputs: tuple[Tensor, Tensor], index: Tensor, dim_size: Optional[int] = None  # noqa: UP045
+        self,
+        inputs: tuple[Tensor, Tensor],
+        index: Tensor,
+        dim_size: Optional[int] = None,  # noqa: UP045
     ) -> tuple[Tensor, Tensor]:
         m, moved = inputs
-        return (
-            scatter(m, index, 0, dim_size, 'sum'), scatter(moved, index, 0, dim_size, 'mean'))
+        return (scatter(m, index, 0, dim_size, 'sum'), scatter(moved, index, 0, dim_size, 'mean'))
 
 
 def test_egnn(x: Tensor, device: torch.device) -> None:
@@ -192,7 +193,8 @@ class Mesh(MessagePassing):
     def __init__(self, width: int) -> None:
         super().__init__(aggr='add')
         self.mlp = nn.Sequential(
-            nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width))
+            nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width)
+        )
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         out = self.propagate(edge_index, x=x, e=e)
@@ -430,8 +432,7 @@ def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
     layer, backend = make(), Backend()
     layer.first = nn.Linear(34, layer.first.out_features)
     layer = layer.double()
-    ours = torch.compile(
-        pyg_fast.accelerate(copy.deepcopy(layer)), backend=backend, fullgraph=True)
+    ours = torch.compile(pyg_fast.accelerate(copy.deepcopy(layer)), backend=backend, fullgraph=True)
     args = as_type([x, edges(), torch.randn(E, 2)], torch.float64, CPU)
     found = results(ours, args)
     assert backend.kernels == 1
@@ -458,8 +459,9 @@ class Own(MessagePassing):
 
 # What an adversary wrote; where tiles refuse, blocks or PyG's code run.
 HOSTILE = {
-    'a map of one number of several': lambda own, h, f, x_j: own.one(
-        f.unsqueeze(-1)).squeeze(-1).softmax(-1),
+    'a map of one number of several': lambda own, h, f, x_j: (
+        own.one(f.unsqueeze(-1)).squeeze(-1).softmax(-1)
+    ),
     'a matrix as a vector': lambda own, h, f, x_j: f * own.matrix.view(-1),
     'a matrix, transposed, as a vector': lambda own, h, f, x_j: f * own.matrix.t().reshape(-1),
     'a sum of booleans': lambda own, h, f, x_j: f * (h > 0).sum(-1, keepdim=True),
@@ -491,7 +493,8 @@ def test_hostile_messages(name: str, x: Tensor, device: torch.device) -> None:
         if right.grad is not None:
             scale = float(right.grad.abs().max())
             torch.testing.assert_close(
-                mine.grad.double(), right.grad, rtol=1e-3, atol=2e-5 * scale + 1e-4)
+                mine.grad.double(), right.grad, rtol=1e-3, atol=2e-5 * scale + 1e-4
+            )
 
 
 class Kept(MessagePassing):

@@ -153,9 +153,7 @@ def both(conv: Any, device: torch.device) -> tuple[Any, Any]:
     return conv, pyg_fast.accelerate(copy.deepcopy(conv))
 
 
-def assert_alike(
-    got: list[Tensor | None], expected: list[Tensor | None], tolerance: float
-) -> None:
+def assert_alike(got: list[Tensor | None], expected: list[Tensor | None], tolerance: float) -> None:
     for one, other in zip(got, expected, strict=True):
         if one is None or other is None:  # Optimizers and DDP see the difference to zeros.
             assert one is other

@@ -116,7 +116,6 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-
 class Base(MessagePassing):
     """What the text of a random layer reads."""
 
@@ -138,7 +137,14 @@ class Base(MessagePassing):
     ) -> list[Tensor]:
         self.kept = None
         out: Any = self.propagate(
-            edge_index, x=x, v=self.lin(x), z=z, e=e, pair=(e[:, :1], e), kind=kind, h=x * 1,
+            edge_index,
+            x=x,
+            v=self.lin(x),
+            z=z,
+            e=e,
+            pair=(e[:, :1], e),
+            kind=kind,
+            h=x * 1,
             size=(x.size(0), x.size(0)),
         )
         outs = list(out.values()) if isinstance(out, dict) else [out]

@@ -608,9 +608,7 @@ def test_prepared_before(
 
 @pytest.mark.parametrize('eager', [False, True], ids=['', 'eager before'])
 @pytest.mark.parametrize('name', LAYERS)
-def test_graphs_of_any_size(
-    name: str, eager: bool, device: torch.device, backend: Backend
-) -> None:
+def test_graphs_of_any_size(name: str, eager: bool, device: torch.device, backend: Backend) -> None:
     """Neither sizes nor numbers of self-loops are constants of compiled code."""
     conv = pyg_fast.accelerate(LAYERS[name]().double().to(device))
     compiled = pyg_fast.compile(conv, dynamic=True)

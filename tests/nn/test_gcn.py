@@ -1,4 +1,5 @@
 """PathPreparedGCNConv against PyG's GCNConv on the same weights."""
+
 import copy
 import itertools
 import pickle
@@ -62,9 +63,7 @@ def gradients(conv, out, *inputs):
 def assert_same(theirs, ours, their_inputs, our_inputs, wanted):
     a, b = theirs(*their_inputs), ours(*our_inputs)
     torch.testing.assert_close(b, a)
-    for left, right in zip(
-        gradients(ours, b, *wanted), gradients(theirs, a, *wanted), strict=True
-    ):
+    for left, right in zip(gradients(ours, b, *wanted), gradients(theirs, a, *wanted), strict=True):
         torch.testing.assert_close(left, right)
 
 
@@ -79,7 +78,10 @@ def took_kernel(conv, *inputs):
 OPTIONS = [
     dict(add_self_loops=loops, improved=improved, normalize=normalize, flow=flow, bias=bias)
     for loops, improved, normalize, flow, bias in itertools.product(
-        (None, False), (False, True), (True, False), ('source_to_target', 'target_to_source'),
+        (None, False),
+        (False, True),
+        (True, False),
+        ('source_to_target', 'target_to_source'),
         (True, False),
     )
 ]
@@ -93,8 +95,10 @@ def test_options(device, prepared, weighted, channels):
     for options in OPTIONS:
         theirs, ours = pair(*channels, device=device, **options)
         x = features(channels[0], device)
-        w = None if weighted == 'unweighted' else (
-            weight.clone().requires_grad_(weighted == 'gradient')
+        w = (
+            None
+            if weighted == 'unweighted'
+            else (weight.clone().requires_grad_(weighted == 'gradient'))
         )
         wanted = [x, w] if weighted == 'gradient' else [x]
         graph, w_ours = edge_index, w
@@ -403,9 +407,7 @@ def test_after_to_csr(device):
     data = ToCSR()(Data(x=x, edge_index=edge_index, edge_weight=weight))
     assert isinstance(data.edge_index, EdgeIndex)
     theirs, ours = pair(5, 3, device=device)
-    assert_same(
-        theirs, ours, (x, edge_index, weight), (x, data.edge_index, data.edge_weight), [x]
-    )
+    assert_same(theirs, ours, (x, edge_index, weight), (x, data.edge_index, data.edge_weight), [x])
 
 
 def test_inference_mode(device):
@@ -469,8 +471,6 @@ def test_same_bits(device):
         runs.append([out, *gradients(conv, out, x)])
     for other in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
-
-
 
 
 def test_more_nodes_than_32_bits_number_run_pygs_code(

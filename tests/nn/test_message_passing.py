@@ -751,6 +751,7 @@ def test_cuda_graph(device: torch.device) -> None:
     """A capture needs a warm-up call, and then replays forward and backward passes."""
     if device.type != 'cuda':
         pytest.skip('of CUDA only')
+
     class Own(Gated):  # No other test has captured its message.
         def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
             return torch.sigmoid(x_i + x_j) * x_j * self.weight
@@ -801,10 +802,15 @@ def test_pairs_in_both_flows(device: torch.device, flow: str) -> None:
     assert 'hooks' in why_pygs(observed)
 
 
-@pytest.mark.parametrize('make', [
-    lambda **kw: pyg.PointTransformerConv(4, 4, **kw), lambda **kw: pyg.GENConv(4, 6, **kw),
-    lambda **kw: pyg.FAConv(4, **kw), lambda **kw: pyg.EdgeConv(torch.nn.Linear(8, 4), **kw),
-])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda **kw: pyg.PointTransformerConv(4, 4, **kw),
+        lambda **kw: pyg.GENConv(4, 6, **kw),
+        lambda **kw: pyg.FAConv(4, **kw),
+        lambda **kw: pyg.EdgeConv(torch.nn.Linear(8, 4), **kw),
+    ],
+)
 def test_layers_that_send_pairs(device: torch.device, make: Any) -> None:
     x = torch.randn(9, 4, dtype=torch.double, device=device)
     edges = torch.randint(9, (2, 30), device=device)

@@ -182,8 +182,7 @@ def test_no_gradient_of_what_is_only_compared(hoisted: bool, device: torch.devic
     ours, found = accelerate(copy.deepcopy(theirs)), []
     for conv in (theirs, ours):
         x, edge_attr = (
-            torch.randn(n, C, generator=torch.Generator().manual_seed(n)).to(device)
-            for n in (N, E)
+            torch.randn(n, C, generator=torch.Generator().manual_seed(n)).to(device) for n in (N, E)
         )
         inputs = [x.requires_grad_(), edge_attr.requires_grad_(), *conv.parameters()]
         grads = torch.autograd.grad(

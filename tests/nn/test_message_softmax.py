@@ -440,8 +440,11 @@ def test_values_that_passes_share(
     _entry._passes_for.cache_clear()  # Other tests plan with the usual number.
     alone, read = made
     assert alone[0].shared == ()
-    loads = {value.attrs for at in read[1].pass_.program.reachable(
-        out.at for out in read[1].pass_.outs) if (value := read[1].pass_.program[at]).op == 'load'}
+    loads = {
+        value.attrs
+        for at in read[1].pass_.program.reachable(out.at for out in read[1].pass_.outs)
+        if (value := read[1].pass_.program[at]).op == 'load'
+    }
     assert {load for load in loads if load[0] in ('edge', 'most', 'dot')} == {*read[0].shared}
     torch.testing.assert_close(results[1], results[2], rtol=1e-13, atol=1e-13)
     if dropout == 0:

@@ -42,7 +42,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = getattr(relational, f"_sums_of_{way.removesuffix('_on_gpu')}")
+    sums = getattr(relational, f'_sums_of_{way.removesuffix("_on_gpu")}')
     changes: dict[str, Any] = {'_way': lambda *_: sums}
     if way == 'tiles_on_gpu':
         changes['_most_pairs'] = most_pairs
@@ -66,9 +66,7 @@ def test_sums(options: dict[str, Any], way: str, device: torch.device) -> None:
     options = {'in_channels': WIDTH, 'out_channels': 8, 'num_relations': R} | options
     theirs, ours = both(RGCNConv(**options), device)
     names = 'x edges relation' if options['in_channels'] == WIDTH else 'none edges relation'
-    assert_alike(
-        run(ours, arguments(names, device)), run(theirs, arguments(names, device)), 1e-9
-    )
+    assert_alike(run(ours, arguments(names, device)), run(theirs, arguments(names, device)), 1e-9)
 
 
 @pytest.fixture
@@ -221,9 +219,7 @@ def test_many_pairs_take_tiles(
 
 
 @pytest.mark.parametrize('names', ['x edges!', 'x edges#', 'pair bipartite!', 'pair bipartite#'])
-def test_prepared(
-    names: str, way: str, device: torch.device, propagated: list[None]
-) -> None:
+def test_prepared(names: str, way: str, device: torch.device, propagated: list[None]) -> None:
     theirs, ours = both(RGCNConv((WIDTH, WIDTH), 8, 9, num_blocks=2), device)
     relation = (arguments('relation', device)[0] * 5) % 7
     args = [*arguments(names, device), relation]
@@ -308,9 +304,7 @@ def test_unknown_nodes(row: int, value: int, way: str, device: torch.device) -> 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('num_blocks', [None, 2])
-def test_half(
-    num_blocks: int | None, dtype: torch.dtype, way: str, device: torch.device
-) -> None:
+def test_half(num_blocks: int | None, dtype: torch.dtype, way: str, device: torch.device) -> None:
     theirs, ours = both(RGCNConv((WIDTH, WIDTH), 8, R, num_blocks=num_blocks), device)
     pair, edges, relation = arguments('pair bipartite relation', device)
     exact = theirs(pair, edges, relation)
@@ -336,9 +330,7 @@ def test_attention(mode: str, mod: str | None, device: torch.device) -> None:
     )  # fmt: skip
     theirs, ours = both(conv, device)
     names = 'x edges relation attr'
-    assert_alike(
-        run(ours, arguments(names, device)), run(theirs, arguments(names, device)), 1e-9
-    )
+    assert_alike(run(ours, arguments(names, device)), run(theirs, arguments(names, device)), 1e-9)
     assert what_ran(ours) == 'FusedRGATConv'
 
 

@@ -205,9 +205,7 @@ def test_bipartite(
 @pytest.mark.parametrize('name', ['mean', 'sum', 'max', 'list'])
 @pytest.mark.parametrize('project', [True, False])
 def test_target_to_source(name: str, project: bool, device: torch.device) -> None:
-    theirs, ours = layers(
-        8, 5, FUSED[name], device, flow='target_to_source', project=project
-    )
+    theirs, ours = layers(8, 5, FUSED[name], device, flow='target_to_source', project=project)
     x = torch.randn(SRC, 8, dtype=torch.float64, device=device)
     edge_index = edges(SRC, SRC).to(device)
     graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
@@ -397,9 +395,7 @@ def test_strided_input_and_small_indices(device: torch.device) -> None:
     theirs, ours = layers(8, 5, device=device)
     x = torch.randn(8, SRC, dtype=torch.float64, device=device).t()
     edge_index = edges(SRC, SRC).to(device)
-    assert_same(
-        gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, edge_index.short())
-    )
+    assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, edge_index.short()))
 
 
 def test_bad_input(device: torch.device, raises: Any) -> None:
@@ -451,9 +447,7 @@ def test_sorts_no_more_than_backward_needs(channels: tuple[int, int], transposes
 
 @pytest.mark.parametrize('aggr', ['sum', 'mean'])
 @pytest.mark.parametrize('prepared', [False, True])
-def test_sums_with_root_are_one_function(
-    aggr: str, prepared: bool, device: torch.device
-) -> None:
+def test_sums_with_root_are_one_function(aggr: str, prepared: bool, device: torch.device) -> None:
     _, ours = layers(8, 5, device=device, aggr=aggr)
     x = torch.randn(SRC, 8, dtype=torch.float64, device=device, requires_grad=True)
     edge_index = edges(SRC, SRC).to(device)

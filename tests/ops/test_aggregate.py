@@ -306,8 +306,9 @@ def test_choice_of_mode(device: torch.device, limits: Callable[..., None]) -> No
     expected = aggregate(GRAPHS['square'].graph(device=device), x)
 
     def scatters(graph: Tensor, x: Tensor = x, **options: object) -> bool:
-        return 'pyg_fast::spmm_coo' in ops_of(lambda: torch.testing.assert_close(
-            aggregate(graph, x, **options)[:, :4], expected))
+        return 'pyg_fast::spmm_coo' in ops_of(
+            lambda: torch.testing.assert_close(aggregate(graph, x, **options)[:, :4], expected)
+        )
 
     assert scatters(edge_index)
     assert scatters(edge_index, mode='scatter')

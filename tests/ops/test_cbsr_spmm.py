@@ -511,9 +511,7 @@ def aggregate_reference(
     return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad.double())
 
 
-@pairs(
-    ('dtype', 'mean', 'out_acc', 'chosen'), DTYPES, [False, True], [False, True], range(8)
-)
+@pairs(('dtype', 'mean', 'out_acc', 'chosen'), DTYPES, [False, True], [False, True], range(8))
 def test_prologue_and_epilogue(
     device: torch.device, share: str, dtype: torch.dtype, mean: bool, out_acc: bool, chosen: int
 ) -> None:

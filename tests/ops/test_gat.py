@@ -171,10 +171,12 @@ def test_gradients_of_edge_and_loop_scores(
         _, *kept = ops.gat(*graph[:3], *given.values(), *options, True, False)
         grad = exact(graph.num_dst, heads, channels, dtype=dtype, device=device)
 
-        def run(of: Any, *scores: Tensor | None) -> tuple[Tensor, ...]:
-            return of.gat_backward(
-                *graph[3:6], *inputs[:3], *scores, seed, *kept, grad, *options  # noqa: B023
-            )
+        before, after = (*graph[3:6], *inputs[:3]), (seed, *kept, grad, *options)
+
+        def run(
+            of: Any, *scores: Tensor | None, before: Any = before, after: Any = after
+        ) -> tuple[Tensor, ...]:
+            return of.gat_backward(*before, *scores, *after)
 
         both = run(ops, *inputs[3:])
         for a, e in zip(both, run(reference, *inputs[3:]), strict=True):

@@ -118,9 +118,7 @@ def test_rows_that_begin_anywhere(
 
 
 @pytest.mark.parametrize('width', [1, 2, 64, 602])
-def test_many_rows(
-    device: torch.device, place: Callable[[Tensor], Tensor], width: int
-) -> None:
+def test_many_rows(device: torch.device, place: Callable[[Tensor], Tensor], width: int) -> None:
     x = place(torch.rand(20_000, width))
     index = torch.randint(20_000, (60_001,))
     match = torch.randint(-5000, 5000, (60_001,))
@@ -205,9 +203,7 @@ def test_host_memory_must_be_pinned_and_contiguous(device: torch.device) -> None
         ops.gather_rows(x.to(device), index.cpu(), *[None] * 5)
 
 
-def test_opcheck_and_fake_kernel(
-    device: torch.device, place: Callable[[Tensor], Tensor]
-) -> None:
+def test_opcheck_and_fake_kernel(device: torch.device, place: Callable[[Tensor], Tensor]) -> None:
     x = place(torch.rand(9, 2, 3))
     given = sources(x, 12, device)
     order = ('index', 'match', 'previous', 'cache_position', 'cache', 'counter')

@@ -56,9 +56,7 @@ def graph(kind: str, index: torch.dtype, device: torch.device) -> tuple[Tensor, 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('loops', [False, True])
-def test_against_torch(
-    device: torch.device, kind: str, dtype: torch.dtype, loops: bool
-) -> None:
+def test_against_torch(device: torch.device, kind: str, dtype: torch.dtype, loops: bool) -> None:
     for index in (torch.int32, torch.int64):
         rowptr, num_edges = graph(kind, index, device)
         n = rowptr.size(0) - 1

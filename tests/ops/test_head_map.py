@@ -63,7 +63,7 @@ def test_gradient_of_the_weight(device: torch.device, dtype: torch.dtype) -> Non
 def test_layouts(device: torch.device) -> None:
     x, weight, grad, wide = (
         exact(*size, dtype=torch.float32, device=device)
-        for size in ((50, 24), (4, 24), (50, 24), (1 + 50 * 24, ))
+        for size in ((50, 24), (4, 24), (50, 24), (1 + 50 * 24,))
     )
     for rows in (wide[1:].view(50, 24), wide[:-1].view(24, 50).t(), x[:1].expand(50, 24)):
         for transposed in (False, True):
@@ -108,8 +108,11 @@ def test_where_torch_runs(device: torch.device) -> None:
         large = torch.randn(200, 3 * 100, device=device)
         x = torch.randn(5, 3 * 200, device=device)
         expected = reference.head_map(x, large, None, 3, False).float()
-        called = ops_of(lambda: torch.testing.assert_close(
-            head_map(x, large, 3), expected, rtol=1e-4, atol=1e-3))
+        called = ops_of(
+            lambda: torch.testing.assert_close(
+                head_map(x, large, 3), expected, rtol=1e-4, atol=1e-3
+            )
+        )
         assert 'pyg_fast::head_map' not in called
 
 

@@ -177,7 +177,8 @@ STILL_FITS = {
     *((op, 'edge_index', 'other device') for op in SORTS),
     *(
         (op, 'rowptr', kind)
-        for op in ('transpose_csr', 'csr_rows') for kind in ('shorter', 'longer', 'other type')
+        for op in ('transpose_csr', 'csr_rows')
+        for kind in ('shorter', 'longer', 'other type')
     ),
     ('csr_rows', 'rowptr', 'other device'),
     *(('transpose_csr', 'col', kind) for kind in ('shorter', 'longer', 'empty')),
@@ -185,7 +186,12 @@ STILL_FITS = {
     *(('count_groups', 'rowptr', 'other device'), ('group_edges', 'rowptr', 'other type')),
 }
 OF_INTEGERS = (
-    'sample_edges', 'count_groups', 'group_edges', 'order_groups', 'transpose_csr', 'csr_rows'
+    'sample_edges',
+    'count_groups',
+    'group_edges',
+    'order_groups',
+    'transpose_csr',
+    'csr_rows',
 )
 
 
@@ -313,9 +319,7 @@ def test_diag_needs_a_square_graph(device: torch.device) -> None:
     for run in (
         lambda: ops.spmm(*csr, None, x, *none, diag, None, False, False),
         lambda: raw_product(SparseOperator(graph.with_groups(3), diag=diag), x),
-        lambda: ops.sampled_spmm(
-            *csr, None, x, *none, diag, None, False, False, 4, 1, None
-        ),
+        lambda: ops.sampled_spmm(*csr, None, x, *none, diag, None, False, False, 4, 1, None),
         lambda: ops.cbsr_spmm(*csr, None, x, columns, 4, *none, diag, None, False, False),
         lambda: ops.cbsr_spmm_backward(*csr, None, grad, columns, *none, diag, False),
         lambda: ops.cbsr_spmm_backward_ordered(*t_csr, None, grad, columns, *none, t_diag),

@@ -153,6 +153,4 @@ def test_gatv2(device: torch.device, mask: str, heads: int, channels: int, loops
     out = gatv2(
         edge_index.to(device), x.to(device), x_dst.to(device), att.to(device), add_self_loops=loops
     )
-    torch.testing.assert_close(
-        out.double().cpu(), expected, rtol=2e-4, atol=2e-4, equal_nan=True
-    )
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=2e-4, atol=2e-4, equal_nan=True)

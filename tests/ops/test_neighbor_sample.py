@@ -66,9 +66,7 @@ def weights_of(num_edges: int) -> Tensor:
 @pytest.mark.parametrize('name', SQUARE)
 @pytest.mark.parametrize('fanouts', FANOUTS)
 @pytest.mark.parametrize('hashed', [False, True])
-def test_is_its_definition(
-    device: torch.device, name: str, fanouts: tuple, hashed: bool
-) -> None:
+def test_is_its_definition(device: torch.device, name: str, fanouts: tuple, hashed: bool) -> None:
     edges = GRAPHS[name]
     rowptr, col, _ = csr_of(edges)
     weight = weights_of(col.numel())
@@ -91,9 +89,7 @@ def test_is_its_definition(
 
 @pytest.mark.parametrize('hashed', [False, True])
 @pytest.mark.parametrize('induced', [False, True])
-def test_how_many_seeds_the_device_knows(
-    device: torch.device, hashed: bool, induced: bool
-) -> None:
+def test_how_many_seeds_the_device_knows(device: torch.device, hashed: bool, induced: bool) -> None:
     edges = torch.randint(3000, (2, 20000))
     rowptr, col, perm = (t.to(device) for t in to_csr(edges, 3000, 3000))
     node_map = NodeMap(3000, device, hashed)
@@ -206,9 +202,7 @@ def distance(counts: Counter, shares: dict[tuple, float]) -> float:
 @pytest.mark.parametrize(('degree', 'fanout'), [(5, 2), (6, 3), (7, 6), (4, 1)])
 def test_all_sets_are_as_likely(device: torch.device, degree: int, fanout: int) -> None:
     sets = torch.combinations(torch.arange(degree), fanout).tolist()
-    assert distance(
-        counts_of(device, degree, fanout), {tuple(s): 1 / len(sets) for s in sets}
-    ) < 4
+    assert distance(counts_of(device, degree, fanout), {tuple(s): 1 / len(sets) for s in sets}) < 4
 
 
 def test_edges_of_long_rows_are_as_likely(device: torch.device) -> None:
@@ -283,9 +277,7 @@ def test_stamps_run_out(device: torch.device) -> None:
     assert node_map._stamp > 2**31
 
 
-def test_sizes_that_are_waited_for(
-    device: torch.device, limits: Callable[..., None]
-) -> None:
+def test_sizes_that_are_waited_for(device: torch.device, limits: Callable[..., None]) -> None:
     csr, seeds = planted_structure('tiny'), torch.arange(100)
     first = sample(device, csr, seeds, (4, 3, 2), seed=1)
     limits(edges_guessed=500)

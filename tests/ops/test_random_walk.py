@@ -178,9 +178,7 @@ def test_visits_count_probabilities(device: torch.device) -> None:
     nodes = torch.zeros(1, dtype=torch.int64, device=device)
     total = torch.zeros(2, dtype=torch.int64)
     for seed in range(40):
-        node, visits = pinsage_neighbors(
-            *graph, nodes, 2, num_walks=1000, walk_length=1, seed=seed
-        )
+        node, visits = pinsage_neighbors(*graph, nodes, 2, num_walks=1000, walk_length=1, seed=seed)
         assert node.tolist() == [[1, 2]]
         total += visits[0].cpu()
     assert int(total.sum()) == 40_000

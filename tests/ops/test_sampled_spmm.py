@@ -69,9 +69,7 @@ def reference_of(
     )
 
 
-def check(
-    graph: Graph, sampling: Sampling, x: Tensor, value: Tensor | None, mean: bool
-) -> None:
+def check(graph: Graph, sampling: Sampling, x: Tensor, value: Tensor | None, mean: bool) -> None:
     """Compares result and gradients with the reference's."""
     leaves = [t.detach().requires_grad_() for t in (x, value) if t is not None]
     x, value = leaves[0], leaves[1] if value is not None else None
@@ -82,8 +80,7 @@ def check(
     results = []
     for absolute in (False, True):
         leaves = [
-            (t.detach().abs() if absolute else t.detach()).double().requires_grad_()
-            for t in leaves
+            (t.detach().abs() if absolute else t.detach()).double().requires_grad_() for t in leaves
         ]
         y = reference_of(graph, sampling, leaves[0], leaves[1] if value is not None else None, mean)
         g = (grad.abs() if absolute else grad).double()
@@ -97,9 +94,7 @@ def check(
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('strategy', STRATEGIES)
 @pytest.mark.parametrize('weighted', [False, True])
-def test_widths(
-    device: torch.device, dtype: torch.dtype, strategy: str, weighted: bool
-) -> None:
+def test_widths(device: torch.device, dtype: torch.dtype, strategy: str, weighted: bool) -> None:
     edges = GRAPHS['hub']
     graph = edges.graph(device=device)
     for width in WIDTHS:
@@ -446,9 +441,7 @@ def test_seeds(device: torch.device) -> None:
     torch.manual_seed(5)
     assert torch.equal(run(), first)
     assert torch.equal(run(seed=7), run(seed=torch.tensor([7], device=device)))
-    assert torch.equal(
-        run(seed=7, step=2), run(seed=torch.tensor([7], device=device), step=2)
-    )
+    assert torch.equal(run(seed=7, step=2), run(seed=torch.tensor([7], device=device), step=2))
     draws = [run(seed=seed, step=step) for seed in range(4) for step in range(4)]
     assert len({tuple(d.flatten().tolist()) for d in draws}) == 16
     for seed in (-(2**63), 2**63 - 1, 2**64 - 1):
@@ -639,9 +632,7 @@ def test_cuda_graph(device: torch.device) -> None:
         ),
     ],
 )  # fmt: skip
-def test_bad_input(
-    device: torch.device, kwargs: dict, error: type[Exception], match: str
-) -> None:
+def test_bad_input(device: torch.device, kwargs: dict, error: type[Exception], match: str) -> None:
     good = dict(
         graph=GRAPHS['square'].graph(device=device), x=torch.rand(30, 4), num_samples=3,
         strategy='fastrand',

@@ -91,9 +91,7 @@ def _(given: Given) -> dict[str, object]:
 
 @sample('spmm_max_backward_value')
 def _(given: Given) -> dict[str, object]:
-    return dict(
-        **given.csr, arg=arg_of(given), grad=given.b, x=given.a, num_values=given.num_edges
-    )
+    return dict(**given.csr, arg=arg_of(given), grad=given.b, x=given.a, num_values=given.num_edges)
 
 
 def check(graph: Graph, x: Tensor, value: Tensor | None, reduce: str) -> None:

@@ -196,9 +196,7 @@ def test_self_row(device: torch.device, atomic: bool) -> None:
     own = torch.randint(-1, 50, (40,), dtype=torch.int32, device=device)
     x = exact(50, 20, dtype=torch.float32, device=device)
     diag = torch.rand(40, device=device)
-    expected = reference.spmm(
-        *graph[:3], None, x, None, None, diag, None, True, False, own
-    )
+    expected = reference.spmm(*graph[:3], None, x, None, None, diag, None, True, False, own)
     for size in SIZES:
         grouped = graph.with_groups(size, atomic=atomic)
         op = SparseOperator(grouped, diag=diag, self_row=own, mean=True)
@@ -209,9 +207,7 @@ def test_self_row(device: torch.device, atomic: bool) -> None:
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('atomic', [False, True])
 @pytest.mark.parametrize('index', [torch.int32, torch.int64])
-def test_place(
-    device: torch.device, dtype: torch.dtype, atomic: bool, index: torch.dtype
-) -> None:
+def test_place(device: torch.device, dtype: torch.dtype, atomic: bool, index: torch.dtype) -> None:
     """Rows of one group and of several write in place, of 40 all but those that do not exist."""
     edges, acc = GRAPHS['in_hubs'], acc_of(dtype)
     graph = edges.graph(index, device)

@@ -80,8 +80,12 @@ def test_how_many_seeds_the_device_knows(
     args = typed_graph(graph, device, False, torch.int32), [[2] * types[1], [-1] * types[1]]
     wanted, got = (
         typed.sample_typed(
-            args[0], given, typed.Rules.of(args[1], device), seed,
-            NodeMap(sum(graph.num_nodes), device, hashed), induced,
+            args[0],
+            given,
+            typed.Rules.of(args[1], device),
+            seed,
+            NodeMap(sum(graph.num_nodes), device, hashed),
+            induced,
         )
         for given in (seeds, repeated)
     )
@@ -283,6 +287,4 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match='counts'):
         ops.begin_typed(ids, None, ids, None, counts, types, table, small, small, 1, 1, 1, 4)
     with pytest.raises(RuntimeError, match='types must have shape'):
-        ops.begin_typed(
-            ids, None, ids, None, counts, types[:, :5], table, small, small, 1, 1, 1, 4
-        )
+        ops.begin_typed(ids, None, ids, None, counts, types[:, :5], table, small, small, 1, 1, 1, 4)

@@ -279,9 +279,7 @@ def match_degree_reference(
     n_ids: list[Tensor], num_nodes: int, node_map: ops.NodeMap | None = None
 ) -> list[Tensor]:
     sets = [set(ids.tolist()) for ids in n_ids]
-    return [
-        torch.tensor([[len(a & b) / max(1, min(len(a), len(b))) for b in sets] for a in sets])
-    ]
+    return [torch.tensor([[len(a & b) / max(1, min(len(a), len(b))) for b in sets] for a in sets])]
 
 
 def pointers_and(*more: str) -> dict[str, Any]:

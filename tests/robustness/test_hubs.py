@@ -85,20 +85,32 @@ def cbsr_spmm(edges: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 # Functions of positive numbers, of which the gradients are sums of positive numbers too.
 LONG: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
-    **{f'aggregate, end {end}': (
-        lambda x, w, end=end: ops.aggregate(hub(end), x, w), ((FEW, 5), (NUM_TERMS,)))
-        for end in (0, 1)},
-    **{f'cbsr_spmm, end {end}': (
-        lambda x, w, end=end: cbsr_spmm(hub(end), x, w), ((FEW, 5), (NUM_TERMS,)))
-        for end in (0, 1)},
+    **{
+        f'aggregate, end {end}': (
+            lambda x, w, end=end: ops.aggregate(hub(end), x, w),
+            ((FEW, 5), (NUM_TERMS,)),
+        )
+        for end in (0, 1)
+    },
+    **{
+        f'cbsr_spmm, end {end}': (
+            lambda x, w, end=end: cbsr_spmm(hub(end), x, w),
+            ((FEW, 5), (NUM_TERMS,)),
+        )
+        for end in (0, 1)
+    },
     'gcn_norm': (lambda w: ops.gcn_norm(hub(1), w, FEW)[1], ((NUM_TERMS,),)),
     'maximum': (
-        lambda x: ops.spmm(torch.stack([torch.zeros(NUM_TERMS).long(), torch.arange(NUM_TERMS)]),
-                           x, reduce='max'), ((NUM_TERMS, 2),)),
-    'attention_scores': (
-        lambda x, a: attention_scores(x, a)[0], ((NUM_TERMS, 2, 3), (2, 3))),
+        lambda x: ops.spmm(
+            torch.stack([torch.zeros(NUM_TERMS).long(), torch.arange(NUM_TERMS)]), x, reduce='max'
+        ),
+        ((NUM_TERMS, 2),),
+    ),
+    'attention_scores': (lambda x, a: attention_scores(x, a)[0], ((NUM_TERMS, 2, 3), (2, 3))),
     'head_map_weight': (
-        lambda x, grad: head_map_weight(x, grad, 2), ((NUM_TERMS, 6), (NUM_TERMS, 4))),
+        lambda x, grad: head_map_weight(x, grad, 2),
+        ((NUM_TERMS, 6), (NUM_TERMS, 4)),
+    ),
 }
 
 

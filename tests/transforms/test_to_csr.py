@@ -1022,7 +1022,7 @@ def test_permutation_leaves_an_attribute_of_the_name(value: Any) -> None:
         out = ToCSR()(data)
     assert caught[0].filename == __file__
     want = value[EDGES[1].argsort(stable=True)] if isinstance(value, Tensor) else value
-    assert (out.e_perm.equal(want) if isinstance(value, Tensor) else out.e_perm == want)
+    assert out.e_perm.equal(want) if isinstance(value, Tensor) else out.e_perm == want
     assert ToCSR(perm='edge_perm')(data).edge_perm.equal(EDGES[1].argsort(stable=True))
 
 

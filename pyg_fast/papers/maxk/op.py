@@ -1,6 +1,5 @@
 """The k largest entries of each row."""
 
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -70,9 +70,7 @@ def execution_paths(
     _check_options(num_layers, weighted, forward, keep_graph)
     _check_graph(edge_index, mask)
     num_nodes = mask.size(0)
-    graph = graph_of(
-        edge_index, num_nodes, num_nodes, drop_loops=True, wait=True, values=weighted
-    )
+    graph = graph_of(edge_index, num_nodes, num_nodes, drop_loops=True, wait=True, values=weighted)
     num_edges, signature = int(graph.rowptr[-1]), signature_of(edge_index)
     loops, mask_signature = _loops(edge_index, num_nodes), mask_signature_of(mask)
     degree = graph.rowptr.diff()

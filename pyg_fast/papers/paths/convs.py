@@ -1,6 +1,5 @@
 """The layers on execution paths."""
 
-
 import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import MeanAggregation
@@ -185,9 +184,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         return self._plan(path, op, part, compact, out_acc)
 
 
-def _loop_entries(
-    edge_index: Adj, op: SparseOperator, loops: Tensor, dtype: torch.dtype
-) -> Tensor:
+def _loop_entries(edge_index: Adj, op: SparseOperator, loops: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of the loops of each node."""
     value, scale = op.value, op.row_scale
     if value is None:

@@ -287,9 +287,7 @@ class ExecutionPath:
         return self._watch(None if compiling else self._notes)
 
     def _watch(self, noted: weakref.WeakMethod[Callable[[], None]] | None) -> Watch:
-        return Watch(
-            self.dst_position, self.counter, noted, self.layer, self.num_dst, self.strict
-        )
+        return Watch(self.dst_position, self.counter, noted, self.layer, self.num_dst, self.strict)
 
     def _note(self) -> None:
         if is_capturing(self.counter):
@@ -377,6 +375,7 @@ def check_mask(mask: object, num_nodes: int | None = None, name: str = 'mask') -
         raise ValueError(f"'{name}' must have shape [{num_nodes}], got {list(mask.shape)}")
     if not bool(mask.any()):
         raise ValueError(f"'{name}' must hold a node, got none")
+
 
 # Also by the name under which 0.2 has saved it.
 torch.serialization.add_safe_globals(

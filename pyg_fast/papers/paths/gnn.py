@@ -471,7 +471,6 @@ class PathPreparedGNN(Module):
         to = neighbours(x, call.edge_index, None, conv.flow)
         return to is not None and conv._takes_path(to)
 
-
     @property
     def _widths(self) -> list[int]:
         hidden = [self.hidden_channels] * (self.num_layers - 1)

@@ -44,9 +44,7 @@ class _Sampled(Mixin):
     quantize: bool
     _is_exact = False
 
-    def _set_sampling(
-        self, num_samples: int, strategy: str, sample: str, quantize: bool
-    ) -> None:
+    def _set_sampling(self, num_samples: int, strategy: str, sample: str, quantize: bool) -> None:
         most = isinstance(num_samples, int) and num_samples > MOST_SAMPLES
         check_sampling(MOST_SAMPLES if most else num_samples, strategy)
         if sample not in SAMPLE:

@@ -296,9 +296,7 @@ def test_gcn_keeps_the_gradient_of_weights_sparse(device: torch.device) -> None:
         {'project': True, 'aggr': 'max', 'normalize': True},
     ],
 )
-def test_sage(
-    kwargs: dict[str, Any], flow: str, root: bool, k: int, device: torch.device
-) -> None:
+def test_sage(kwargs: dict[str, Any], flow: str, root: bool, k: int, device: torch.device) -> None:
     theirs, ours = layers('sage', k, device, root=root, flow=flow, **kwargs)
     x, edge_index = features(NODES, IN, device=device), edges().to(device)
     graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
@@ -348,9 +346,7 @@ def test_bipartite(kind: str, root: str, extra: dict[str, Any], device: torch.de
     channels = ((IN, 10), OUT) if kind == 'sage' else (IN, OUT)
     theirs, ours = layers(kind, FEW, device, channels=channels, root=root == 'maxk', **extra)
     x_src = features(NODES, IN, device=device)
-    x_dst = None if root == 'none' else features(
-        DST, 10 if kind == 'sage' else IN, device=device
-    )
+    x_dst = None if root == 'none' else features(DST, 10 if kind == 'sage' else IN, device=device)
     edge_index, size = edges(NODES, DST).to(device), (NODES, DST)
     graph, _ = prepare_edge_index(edge_index, size)
     expected = gradients(theirs, (x_src, x_dst), edge_index, size=size)
@@ -361,9 +357,7 @@ def test_bipartite(kind: str, root: str, extra: dict[str, Any], device: torch.de
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('prepared', [False, True])
-def test_all_channels_give_the_base_layer(
-    kind: str, prepared: bool, device: torch.device
-) -> None:
+def test_all_channels_give_the_base_layer(kind: str, prepared: bool, device: torch.device) -> None:
     theirs = build(kind, 1).to(device)
     x = features(NODES, IN, device=device, dtype=torch.float32)
     edge_index = edges().to(device)
@@ -638,7 +632,7 @@ def test_second_derivatives(root: bool, kind: str, device: torch.device) -> None
         names = [name for name, _ in conv.named_parameters()]
 
         def run(x: Tensor, *rest: Tensor, names: Any = names, conv: Any = conv) -> Tensor:
-            own, args = dict(zip(names, rest, strict=False)), rest[len(names):]
+            own, args = dict(zip(names, rest, strict=False)), rest[len(names) :]
             return torch.func.functional_call(conv, own, (x, edge_index, *args)).pow(2)
 
         inputs = [features(8, 6, device=device), *(p.detach().clone() for p in conv.parameters())]

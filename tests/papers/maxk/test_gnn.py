@@ -266,7 +266,7 @@ def test_is_a_module(kind: str) -> None:
     expected = gradients(theirs, x, edge_index)
     for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert_same(expected, gradients(all_fuse(again), x, edge_index))
-    assert repr(ours) == f"MaxKGNN({kind!r}, 7, 16, 5, num_layers=3, k=3)"
+    assert repr(ours) == f'MaxKGNN({kind!r}, 7, 16, 5, num_layers=3, k=3)'
     before = copy.deepcopy(ours.state_dict())
     ours.reset_parameters()
     changed = {name for name, value in ours.state_dict().items()
@@ -349,9 +349,7 @@ def test_captured_training_step(kind: str, device: torch.device) -> None:
     model = MaxKGNN(kind, IN, HIDDEN, OUT, LAYERS, k=3, norm='layer_norm').to(device)
     x = features(device, torch.float32)
     # The gradient adds in any order, and MaxK may tell near-equal features apart otherwise.
-    check_training(
-        model, lambda model: model(x, edge_index).square().sum(), rtol=1e-3, atol=1e-3
-    )
+    check_training(model, lambda model: model(x, edge_index).square().sum(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,7 @@ def test_same_as_all_active(
     if prepared:
         edge_index = prepare_edge_index(edge_index, (mask.numel(),) * 2)[0]
     weighted = weighted and kind in ('gcn', 'improved', 'plain')
-    case = Case(
-        kind, edge_index, mask, num_layers, weighted=weighted, learned_input=learned_input
-    )
+    case = Case(kind, edge_index, mask, num_layers, weighted=weighted, learned_input=learned_input)
     paths = case.paths(forward=forward, debug=forward)
     expected = case.step()
     for _ in range(2):  # The second call reads the cache of the first one.
@@ -490,9 +488,7 @@ def model_step(net: Module, x: Tensor, edge_index: Tensor, of: Tensor, **kwargs:
 @pytest.mark.parametrize('forward', [False, True])
 @pytest.mark.parametrize('dropout', [0.0, 0.5])
 @pytest.mark.parametrize('edges', [450, 600, 4000])
-def test_model(
-    device: torch.device, conv: str, forward: bool, dropout: float, edges: int
-) -> None:
+def test_model(device: torch.device, conv: str, forward: bool, dropout: float, edges: int) -> None:
     edge_index, mask = random_graph(400, edges, 0.05, device)
     edge_index = prepare_edge_index(edge_index, (400, 400))[0]
     paths = execution_paths(edge_index, mask, 3, forward=forward, debug=True)

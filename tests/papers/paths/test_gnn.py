@@ -129,8 +129,9 @@ def test_parameters_of_functional_call(device: torch.device, conv: str) -> None:
         out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
         got = out[mask].square().sum()
         expected = [g for (k, _), g in zip(net.named_parameters(), grads, strict=True) if k in own]
-        assert_equal([got.detach(), *torch.autograd.grad(got, list(own.values()))],
-                     [loss, *expected])
+        assert_equal(
+            [got.detach(), *torch.autograd.grad(got, list(own.values()))], [loss, *expected]
+        )
     if conv == 'gin':
         own = dict(plain.named_parameters())
         out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})

@@ -120,9 +120,7 @@ def base_of(kind: str, ours: Any, channels: Any = (IN, OUT), **kwargs: Any) -> A
     return base.to(weight.device, weight.dtype)
 
 
-def features(
-    *size: int, device: Any = 'cpu', dtype: torch.dtype = torch.float64
-) -> Tensor:
+def features(*size: int, device: Any = 'cpu', dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*size, dtype=torch.float64).to(device, dtype)
 
 
@@ -240,9 +238,7 @@ GCN_OPTIONS = [
 @pytest.mark.parametrize('strategy', FIXED)
 @pytest.mark.parametrize('weighted', ['unweighted', 'weighted', 'gradient'])
 @pytest.mark.parametrize('channels', [(6, 20), (20, 6)])
-def test_gcn(
-    channels: tuple[int, int], weighted: str, strategy: str, device: torch.device
-) -> None:
+def test_gcn(channels: tuple[int, int], weighted: str, strategy: str, device: torch.device) -> None:
     edge_index = edges().to(device)
     weight = weights(edge_index.cpu()).to(device)
     graph, perm = prepare(edge_index)
@@ -554,9 +550,7 @@ def test_what_pyg_caches_is_for_training(strategy: str, device: torch.device) ->
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('strategy', FIXED)
-def test_prepared_graphs_keep_what_was_made(
-    strategy: str, kind: str, device: torch.device
-) -> None:
+def test_prepared_graphs_keep_what_was_made(strategy: str, kind: str, device: torch.device) -> None:
     edge_index = edges().to(device)
     graph, perm = prepare(edge_index)
     weight = [weights(edge_index.cpu()).to(device)[perm]] if kind == 'gcn' else []
@@ -626,9 +620,7 @@ def test_unbiased_on_average(case: str, prepared: bool, device: torch.device) ->
     # about one run of 2,900, and the seed is fixed. A layer is linear, so that gradients are too.
     kind = case.split(',')[0]
     options = {'aggr': 'sum'} if 'sum' in case else {}
-    theirs, ours = layers(
-        kind, 'unbiased', 4, device, channels=(3, 4), sample='always', **options
-    )
+    theirs, ours = layers(kind, 'unbiased', 4, device, channels=(3, 4), sample='always', **options)
     x, edge_index = features(NODES, 3, device=device), edges().to(device)
     weight = [weights(edge_index.cpu()).to(device)] if 'weighted' in case else []
     graph, order = prepare(edge_index) if prepared else (edge_index, slice(None))
@@ -767,9 +759,7 @@ def test_gradcheck(
     graph, perm = prepare(edge_index, (8, 8))
     kind = case.split(',')[0]
     options = {'aggr': 'max'} if 'max' in case else {}
-    _, conv = layers(
-        kind, strategy, 2, device, channels=channels, sample='always', **options
-    )
+    _, conv = layers(kind, strategy, 2, device, channels=channels, sample='always', **options)
     names = [name for name, _ in conv.named_parameters()]
 
     def run(x: Tensor, *given: Tensor) -> Tensor:
@@ -1163,9 +1153,7 @@ def test_cached_keeps_the_first_graph_if_pygs_code_runs_first(device: torch.devi
 
 
 @pytest.mark.parametrize('weighted', [False, True])
-def test_cached_is_of_the_first_graph_for_all_samples(
-    device: torch.device, weighted: bool
-) -> None:
+def test_cached_is_of_the_first_graph_for_all_samples(device: torch.device, weighted: bool) -> None:
     first, other = torch.randint(12, (2, 2, 50), device=device)
     w_first, w_other = torch.rand(2, 50, device=device) if weighted else (None, None)
     x = torch.randn(12, 4, device=device)
