@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 _Span: TypeAlias = tuple[str, torch.cuda.Event, torch.cuda.Event]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoaderStats:
     """Statistics of a loader since it was made or :meth:`reset_stats` was called.
 
@@ -46,6 +46,11 @@ class LoaderStats:
     fetch_seconds: float = 0.0
     #: Seconds of waiting for a batch: by the caller, on CUDA by its stream.
     wait_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        texts = (f'{k}={x:.3g}' if isinstance(x, float) else f'{k}={x}' for k, x in values)
+        return f'LoaderStats({", ".join(texts)})'
 
 
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager:

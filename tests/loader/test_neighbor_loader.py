@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 
 import hypothesis.strategies as st
@@ -620,6 +621,7 @@ def test_stats(device: torch.device) -> None:
     assert stats.bytes_moved == stats.bytes_saved_by_match == stats.cache_hits == 0
     assert min(stats.sample_seconds, stats.fetch_seconds, stats.wait_seconds) > 0
     loader.reset_stats()
+    assert re.search(r'sample_seconds=[\d.e-]{1,8}, ', repr(stats))
     assert loader.stats.num_batches == loader.stats.sample_seconds == 0
 
 
