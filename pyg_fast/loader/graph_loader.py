@@ -308,12 +308,12 @@ def _share(
     rank, count = resolve_replicas(rank, num_replicas)
     seed = 0 if generator is None else generator.initial_seed() % 2**31
     return DistributedSampler(
-        dataset,
+        dataset,  # type: ignore[arg-type]
         count,
         rank,
         shuffle,
         seed,
-        drop_last,  # type: ignore[arg-type]
+        drop_last,
     )
 
 

@@ -13,7 +13,7 @@ _CURES = [
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
     (r'sets an attribute|global$', 'the attribute set in forward or update'),
-    (r'^\d+ edges$|too few|fit into memory|sizes that differ|as many edges as destinations',
+    (r'^\d+ edges$|(too|so) few|fit into memory|sizes that differ|as many edges as destinations',
      "nothing: PyG's code is faster here; pyg_fast.small_graphs('kernel') runs the kernel"),
     (r'sparse matrix', 'an edge_index in place of the sparse matrix'),
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),

@@ -51,7 +51,7 @@ from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
 from ._passes import Passes
 from ._plan import Plan, describe, make_plan
-from ._run import run
+from ._run import SLOWER_IN_TILES, is_slower_in_tiles, run
 from ._trace import describe_error, line_of, tracing
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
@@ -572,6 +572,9 @@ class Entry:
             self.last = passes.plan
             if num_edges is not None and passes.plan.in_blocks:
                 _check_several_blocks(passes.plan, num_edges, device)
+            trains = torch.is_grad_enabled()
+            if num_edges is not None and is_slower_in_tiles(passes.plan, num_edges, trains):
+                raise InMemory(SLOWER_IN_TILES)
             seed = None
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)

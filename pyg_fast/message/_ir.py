@@ -238,6 +238,10 @@ class Program:
         shape = (*self[index].shape, *value.shape[1:])
         return self.add('lookup', (table, index), (wraps,), shape, value.dtype)
 
+    def products(self, at: int) -> int:
+        """How many numbers a linear map multiplies for a row."""
+        return math.prod(self[self[at].args[0]].shape) * self[at].shape[-1]
+
     def mm(self, x: int, weight: int) -> int:
         """A linear map of the last dimension by a parameter of shape (in, out)."""
         a, w = self[x], self[weight]

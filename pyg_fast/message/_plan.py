@@ -95,6 +95,22 @@ class Plan(NamedTuple):
         return out
 
     @property
+    def repeats_work(self) -> bool:
+        """Whether the backward pass of tiles has more products than PyG's code has in all: it
+        computes the maps again, but those that run on nodes it saves."""
+        own = sum(map(self.message.products, self._reachable_maps()))
+        hoisted = sum(
+            self.prologue.products(at)
+            for each in self.inputs if each.role in ('src', 'dst')
+            for at in self.prologue.reachable([each.at]) if self.prologue[at].op == 'mm'
+        )  # fmt: skip
+        return 4 * own > 3 * (own + hoisted)
+
+    def _reachable_maps(self) -> list[int]:
+        order = self.message.reachable([each.at for each in self.outputs])
+        return [at for at in order if self.message[at].op == 'mm']
+
+    @property
     def num_written(self) -> int:
         """The number of outputs that have a row for each edge."""
         return sum(output.reduce == 'edge' for output in self.outputs)

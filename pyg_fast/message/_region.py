@@ -41,7 +41,7 @@ from ._compiled_op import graph_from, message, passes_of
 from ._ir import Refused
 from ._passes import Passes
 from ._plan import make_plan
-from ._run import finish_results
+from ._run import SLOWER_IN_TILES, finish_results, is_slower_in_tiles
 from ._text import dumps
 from ._trace import Like
 from ._traffic import Traffic, fake_of, record_traffic
@@ -495,6 +495,9 @@ def _replace(
     # The mode of gradients is that of the graph, not that in which it is compiled.
     trains = any(fake_of(node).requires_grad for node in aggregates)
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
+    count = fake_of(region.index).shape[0]
+    if isinstance(count, int) and is_slower_in_tiles(plan, count, any(needs)):
+        raise Refused(SLOWER_IN_TILES)
     if plan.in_tiles and any(needs) and not passes.backward(tuple(needs)).passes:
         raise Refused('gradients of a linear map of values computed for each edge')
     copied = [node in region.written for node in inputs]

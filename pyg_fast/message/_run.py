@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax
 
+from ..graph.small_graphs import runs_pygs_code
 from ..ops._saved import Context, save, saved
 from ..ops._transforms import is_batched
 from ..ops.column_sums import column_sums
@@ -75,6 +76,19 @@ def _variance_cpu(
     has_edges = (graph.rowptr.diff() > 0).view(-1, *(1,) * (away.dim() - 1))
     mean = torch.where(has_edges, first + away, 0)
     return [*others, var.to(getattr(torch, pass_.outs[-1].dtype))], [*chosen[:-2], mean]
+
+
+SLOWER_IN_TILES = (
+    'the backward pass would compute the linear maps of each edge again, which takes longer than '
+    'to keep the values of so few edges'
+)
+
+
+def is_slower_in_tiles(plan: Plan, num_edges: int, trains: bool) -> bool:
+    """Whether PyG's code is faster on a CPU than tiles."""
+    if not (trains and plan.in_tiles) or plan.on_cuda:
+        return False
+    return plan.repeats_work and _blocks.fits_caches(plan, num_edges) and runs_pygs_code()
 
 
 def _with_seed(inputs: Inputs, seed: Tensor | None) -> Inputs:

@@ -19,9 +19,9 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from tests._compiled import Backend
-from tests._report import plan_of, runs_in_blocks
+from tests._report import plan_of, runs_in_blocks, why_pygs
 from tests.message._by_numpy import by_numpy
-from tests.message._parts import _region, _tiles, divide_rows
+from tests.message._parts import _blocks, _region, _tiles, divide_rows
 
 pytest.importorskip('triton')
 N, E = 50, 400
@@ -438,6 +438,42 @@ def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
     assert backend.kernels == 1
     for mine, theirs in zip(found, results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+class Filter(MessagePassing):
+    """An MLP of features of edges: no map runs on nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 16))
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return self.mlp(e) * x_j
+
+
+def test_pygs_code_where_it_is_faster_on_a_cpu(
+    x: Tensor, monkeypatch: pytest.MonkeyPatch, limits: Callable[..., None]
+) -> None:
+    """To train on few edges, where the maps that run on nodes do not make up for those that the
+    backward pass computes again."""
+    limits(few_edges=(0, 0))
+    e = torch.randn(E, 2)
+    with pyg_fast.small_graphs('pyg'):
+        both = pyg_fast.accelerate(Two(16, 24, 20))
+        both(x, edges())
+        assert not why_pygs(both)
+        layer = pyg_fast.accelerate(Filter())
+        with torch.no_grad():
+            layer(x, edges(), e)
+        assert not why_pygs(layer)
+        layer(x, edges(), e)
+        assert 'again' in why_pygs(layer)
+        monkeypatch.setattr(_blocks, '_CACHES', 1000)
+        layer(x, edges(num_edges=E + 1), torch.randn(E + 1, 2))  # More than PyG's code ran for.
+        assert not why_pygs(layer)
 
 
 class Own(MessagePassing):
