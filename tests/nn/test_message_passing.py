@@ -114,7 +114,7 @@ def check_random(seed: int, device: torch.device, num_calls: int) -> str:
 
 
 # Few that have every operation together. More of them: PYG_FAST_MESSAGES=100 runs 600.
-SEEDS: Sequence[int] = [0, 1, 3, 17, 19, 21, 6, 7, 12, 22, 25, 27]
+SEEDS: Sequence[int] = [17, 386, 24, 28, 111, 409, 105, 19, 6, 12, 22, 7]
 # Edges of one source whose messages are equal but for rounding, which decides on their maximum.
 ROUNDED = {498}
 if 'PYG_FAST_MESSAGES' in os.environ:
@@ -525,10 +525,9 @@ def test_several_rows_of_an_edge(kind: str, device: torch.device) -> None:
     theirs = Rows(kind).to(device, torch.float64)
     ours, args = fused(theirs), arguments('x edges', device)
     assert_alike(run(ours, args), run(theirs, args), 1e-9)
-    reasons = {
-        'transpose': 'aten.transpose', 'add': 'aten.add', 'map': 'a linear map of values',
-        'expand': 'a batched product',
-    }  # fmt: skip
+    reasons = {'transpose': 'aten.transpose', 'add': 'aten.add', 'expand': 'a batched product'}
+    if device.type == 'cuda':  # Tiles have no float64 there.
+        reasons['map'] = 'a linear map of values'
     assert why_pygs(ours).startswith(reasons.get(kind, ''))
     assert bool(why_pygs(ours)) == (kind in reasons)
 
