@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     score and the reciprocal sum of exponentials of its destination. With :obj:`in_blocks` torch's
     operators run the message over blocks of edges in place of a kernel; with :obj:`in_tiles` a
     kernel over tiles of edges does, which has matrix products. :obj:`rows` is what the layer's
-    `aggregate` computes of the outputs.
+    `aggregate` computes of the outputs. :obj:`on_cuda` tells for which device it is planned.
     """
 
     prologue: Program
