@@ -94,6 +94,13 @@ class Encoder:
         ref = self.ref(at)
         return ref if ref.edge is not None else self.copy(ref, self.program[at].shape)
 
+    def per_edge(self, at: int) -> Ref:
+        """The value with a stride along edges, also if all edges share it."""
+        ref, shape = self.ref(at), self.program[at].shape
+        if ref.edge is None:
+            return self.compact_copy(ref, shape)
+        return self.copy(ref, shape, per_edge=True) if ref.uniform else ref
+
     def copy(self, ref: Ref, shape: tuple[int, ...], per_edge: bool = False) -> Ref:
         """A contiguous copy; with `per_edge` of each edge, also if all edges share the value."""
         out = self.slot(shape, ref.uniform and not per_edge)
@@ -274,11 +281,7 @@ class Encoder:
         _, (x, weight), _, shape, _ = self.program[at]
         own, inner = self.program[x].shape, (*self.program[x].shape, shape[-1])
         dim = len(own) - 1
-        a, b = self.ref(x), self.ref(weight)
-        if a.edge is None:
-            a = self.compact_copy(a, own)
-        elif a.uniform:
-            a = self.copy(a, own, per_edge=True)
+        a, b = self.per_edge(x), self.ref(weight)
         a = a._replace(strides=(*a.strides, 0))
         b = b._replace(strides=(*(0,) * dim, *b.strides))
         out = self.slot(shape, False)
@@ -449,16 +452,9 @@ class Encoder:
         shapes = [self.program[arg].shape for arg in args]
         lead = shapes[0][:-1]
         inner, dims = (*lead, shapes[0][-1], shapes[1][-1]), tuple(range(len(lead)))
-        refs = []
-        for arg, shape in zip(args, shapes, strict=True):
-            ref = self.ref(arg)
-            if ref.edge is None:
-                ref = self.compact_copy(ref, shape)
-            elif ref.uniform:
-                ref = self.copy(ref, shape, per_edge=True)
-            refs.append(ref)
-        a = refs[0]._replace(strides=(*refs[0].strides, 0))
-        b = refs[1]._replace(strides=(*refs[1].strides[:-1], 0, refs[1].strides[-1]))
+        a, b = map(self.per_edge, args)
+        a = a._replace(strides=(*a.strides, 0))
+        b = b._replace(strides=(*b.strides[:-1], 0, b.strides[-1]))
         to = out._replace(strides=(*(0,) * len(lead), *out.strides), edge=0)
         if not self.build_product(inner, dims, to, a, b, True):
             products = self.slot(inner, False)
