@@ -348,10 +348,8 @@ def edges_per_block(plan: Plan, device: torch.device) -> int:
     return block_size(plan.message, _value_positions(plan), device)
 
 
-def fits_caches(plan: Plan, num_edges: int) -> bool:
-    """Whether PyG's tensors of all edges stay in the caches of a CPU."""
-    widest = max(math.prod(plan.message[at].shape) for at in _value_positions(plan))
-    size: int = getattr(torch, plan.acc).itemsize * widest * num_edges
+def fits_caches(size: int) -> bool:
+    """Whether PyG's tensors of all edges, of so many bytes each, stay in the caches of a CPU."""
     return size < _CACHES
 
 

@@ -312,6 +312,18 @@ class Passes:
         return Backward((), tuple(passes), any(one.role == 'src' and need for one, need in pairs))
 
     @property
+    def repeated_bytes(self) -> int:
+        """The bytes of an edge's largest result, if the backward pass of tiles has more products
+        than PyG's code; else 0."""
+        return self._measure_repeated()
+
+    @_memoize
+    def _measure_repeated(self) -> int:
+        plan = self.plan
+        widest = max(math.prod(plan.message[each.at].shape) for each in plan.outputs)
+        return plan.repeats_work * widest * self.acc.itemsize
+
+    @property
     def map_gradients(self) -> MapGradients | None:
         """The derivative for passes over tiles, None if these cannot compute it."""
         return self._derive_maps()

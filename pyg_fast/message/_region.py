@@ -496,7 +496,7 @@ def _replace(
     trains = any(fake_of(node).requires_grad for node in aggregates)
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
     count = fake_of(region.index).shape[0]
-    if isinstance(count, int) and is_slower_in_tiles(plan, count, any(needs)):
+    if isinstance(count, int) and is_slower_in_tiles(passes, count, any(needs)):
         raise Refused(SLOWER_IN_TILES)
     if plan.in_tiles and any(needs) and not passes.backward(tuple(needs)).passes:
         raise Refused('gradients of a linear map of values computed for each edge')

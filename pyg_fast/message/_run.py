@@ -84,11 +84,11 @@ SLOWER_IN_TILES = (
 )
 
 
-def is_slower_in_tiles(plan: Plan, num_edges: int, trains: bool) -> bool:
+def is_slower_in_tiles(passes: Passes, num_edges: int, trains: bool) -> bool:
     """Whether PyG's code is faster on a CPU than tiles."""
-    if not (trains and plan.in_tiles) or plan.on_cuda:
+    if not (trains and passes.plan.in_tiles) or passes.plan.on_cuda or not runs_pygs_code():
         return False
-    return plan.repeats_work and _blocks.fits_caches(plan, num_edges) and runs_pygs_code()
+    return passes.repeated_bytes > 0 and _blocks.fits_caches(num_edges * passes.repeated_bytes)
 
 
 def _with_seed(inputs: Inputs, seed: Tensor | None) -> Inputs:
