@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from gat import SIDES
-from node_classification import at_least, choose_device, columns, now
+from node_classification import at_least, choose_device, columns, in_turns, now
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, global_add_pool
 from tqdm import tqdm
@@ -169,10 +169,8 @@ def train(side: str, args: argparse.Namespace, seed: int) -> Outcome:
 
 def compare(args: argparse.Namespace) -> str:
     """Trains all runs of all sides, which take turns; returns the table."""
-    outcomes: dict[str, list[Outcome]] = {side: [] for side in SIDES[args.layers_of]}
-    for run in range(args.runs):
-        for side, found in outcomes.items():
-            found.append(train(side, args, args.seed + run))
+    outcomes = in_turns(
+        SIDES[args.layers_of], args.runs, lambda side, run: train(side, args, args.seed + run))
     sides = list(outcomes.values())
     return columns([
         ['', *outcomes],

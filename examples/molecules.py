@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from gps import ATOMS, BONDS, molecule
-from node_classification import at_least, choose_device, columns, now
+from node_classification import at_least, choose_device, columns, in_turns, now
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -147,10 +147,9 @@ def compare(args: argparse.Namespace) -> str:
     molecules = [molecule(generator) for _ in bar]
     cut = len(molecules) * 4 // 5
     parts = molecules[:cut], molecules[cut:]
-    outcomes: dict[str, list[Outcome]] = {side: [] for side in SIDES[args.layers_of]}
-    for run in range(args.runs):
-        for side, found in outcomes.items():
-            found.append(train(side, parts, args, args.seed + run))
+    outcomes = in_turns(
+        SIDES[args.layers_of], args.runs,
+        lambda side, run: train(side, parts, args, args.seed + run))
     sides = list(outcomes.values())
     return columns([
         ['', *outcomes],

@@ -21,7 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,8 @@ from tqdm import tqdm
 import pyg_fast
 from pyg_fast.datasets import SIZES, PlantedGraph
 from pyg_fast.transforms import ToCSR
+
+T = TypeVar('T')
 
 
 class Recipe(NamedTuple):
@@ -328,6 +330,17 @@ def at_least(least: float, kind: type, below: float = float('inf')) -> Callable[
         return value
     convert.__name__ = kind.__name__
     return convert
+
+
+def in_turns(
+    sides: Iterable[str], runs: int, train: Callable[[str, int], T]
+) -> dict[str, list[T]]:
+    """Trains all runs of all sides, which take turns; returns the outcomes by side."""
+    outcomes: dict[str, list[T]] = {side: [] for side in sides}
+    for run in range(runs):
+        for side, found in outcomes.items():
+            found.append(train(side, run))
+    return outcomes
 
 
 def columns(rows: list[list[str]]) -> str:
