@@ -10,44 +10,34 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
+from ..ops._hash import mix64_, shifted
 from ._drop import is_in
 
 _TRIES = 8  # draws by weight that may hit edges
-
-
-def _shifted(h: Tensor, count: int) -> Tensor:
-    """A shift that fills up with zeros, as of unsigned numbers."""
-    return (h >> count) & (2 ** (64 - count) - 1)
 
 
 def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def _mixed(h: Tensor) -> Tensor:
-    h = (h ^ _shifted(h, 30)) * _signed(0xBF58476D1CE4E5B9)
-    h = (h ^ _shifted(h, 27)) * _signed(0x94D049BB133111EB)
-    return h ^ _shifted(h, 31)
-
-
 def random_bits(seed: int, num_draws: int, count: int, device: torch.device) -> Tensor:
     """64 random bits for each of `count` numbers in each draw, as ``csrc/params/random.h`` has
     them."""
     draw = torch.arange(num_draws)[:, None]  # on the CPU: for so few numbers, launches take longer
-    start = _mixed(draw * _signed(0xD1342543DE82EF95) + _signed(seed)).to(device)
+    start = mix64_(draw * _signed(0xD1342543DE82EF95) + _signed(seed)).to(device)
     number = torch.arange(count, device=device)
-    return _mixed(start + number * _signed(0x9E3779B97F4A7C15))
+    return mix64_(start + number * _signed(0x9E3779B97F4A7C15))
 
 
 def _below(bits: Tensor, count: Tensor | int) -> Tensor:
     """A random integer in [0, count), of fewer than :math:`2^{31}`."""
-    high, low = _shifted(bits, 32), bits & (2**32 - 1)
+    high, low = shifted(bits, 32), bits & (2**32 - 1)
     return (high * count + (low * count >> 32)) >> 32
 
 
 def _unit(bits: Tensor) -> Tensor:
     """A random number in (0, 1]."""
-    return (_shifted(bits, 11) + 1).double() * 2**-53
+    return (shifted(bits, 11) + 1).double() * 2**-53
 
 
 @dataclass(frozen=True)

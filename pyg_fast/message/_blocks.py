@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..ops._hash import mix64_
 from ..ops._library import ops
 from ..ops.product import raw_product
 from ..sparse.graph import Graph
@@ -99,10 +100,7 @@ def dropout_factors(value: Value, edge: Tensor, seed: Tensor) -> Tensor:
     place = torch.arange(size, device=edge.device)
     bits = edge.long().view(-1, 1) * size + place
     bits = bits * _GOLDEN + (seed + ((number * _ODD + 2**63) % 2**64 - 2**63))
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        bits ^= (bits >> shift) & (2 ** (64 - shift) - 1)
-        bits *= factor
-    bits ^= (bits >> 31) & (2**33 - 1)
+    mix64_(bits)
     dropped = (bits & (2**53 - 1)) < int(p * 2**53)
     scale = 1 / (1 - p) if p < 1 else 0.0
     factors = torch.full(bits.shape, scale, dtype=getattr(torch, value.dtype), device=edge.device)
