@@ -224,11 +224,19 @@ class _Tiles:
         """A bound of the shared memory: parameters, in parts of bfloat16, and the values of a tile
         on the way to a product."""
         count = 1 if self._is_half() else _PARTS[self.precision]
-        matrices = sum(math.prod(map(_block, self.program[at].shape)) for at in self.multiplied)
+        shapes = [self.program[at].shape for at in self.multiplied]
+        matrices = sum(math.prod(map(_block, shape)) for shape in shapes)
         tile = 4 * EDGES * _block(_widest(self.program, self.outs))
-        scans = any(out.kind in ('max', 'min') for out in self.outs)
-        tiles = 3 if count == 1 or not self.has_breaks else 2 if scans else 1
-        return 2 * count * matrices + tiles * tile
+        kinds = {out.kind for out in self.outs}
+        is_padded = any(_block(n) > n for shape in shapes for n in shape)
+        # As compiled kernels of many networks have it.
+        if count == 1 or not self.has_breaks:
+            tiles = 3.0
+        elif kinds & {'max', 'min'}:
+            tiles = 2.0
+        else:
+            tiles = 1.5 if is_padded or any(role == 'arg' for role, _ in self.loads) else 1.0
+        return 2 * count * matrices + int(tiles * tile)
 
     def programs(self) -> int:
         """How many programs a multiprocessor runs at once: more hide the latency of memory, fewer
