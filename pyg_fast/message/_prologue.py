@@ -1,7 +1,7 @@
 """Runs what a plan computes on nodes and parameters: its prologue before the passes, and what
 follows the reductions of an `aggregate`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from ..sparse.graph import Graph
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
+from ._node_maps import PLAIN, find_maps
 from ._rows import RowPart
 
 # A Python number, or the shape, number and dtype of a tensor filled with it.
@@ -27,28 +28,73 @@ class _Call(NamedTuple):
 
 
 class Prologue:
-    """Computes the inputs of the passes, and the weights of the tail.
+    """Computes the inputs of the passes, and the weights of the tail."""
+
+    def __init__(self, program: Program, wanted: list[int]) -> None:
+        self.wanted = wanted
+        self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
+        self.all = _Operations(program, wanted)
+        self.ends = self.all.ends
+        # In eager mode: what the linear maps of nodes read, these, and what is left.
+        self.maps = find_maps(program, wanted, self.all.order)
+        if self.maps is not None:
+            self.before = _Operations(program, self.maps.params)
+            self.after = _Operations(program, wanted, {*self.maps.computed, *self.before.order})
+
+    def __call__(
+        self, read: dict[int, Tensor], graph: Graph | None, eager: bool = False
+    ) -> list[Tensor]:
+        """Computes the values.
+
+        Args:
+            read: The tensors that the program loads.
+            graph: Given if the values are differentiated.
+            eager: Whether functions of autograd may run, which a trace would lose.
+        """
+        if not self.all.calls and not self.constants:
+            return [read[at] for at in self.wanted]
+        values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
+        has_edges: dict[int, Tensor] = {}
+        for end in self.ends if graph is not None else ():
+            rowptr = graph.rowptr if end == DST else graph.t_rowptr
+            assert rowptr is not None
+            size, step = (rowptr.size(0) - 1, 1), (1, 1)
+            has_edges[end] = rowptr.as_strided(size, step, 1) != rowptr.as_strided(size, step, 0)
+        maps = self.maps if eager else None
+        if maps is not None:
+            self.before.run(values, {})
+            if all(type(values[at]) in PLAIN for at in maps.params):
+                values.update(zip(maps.computed, maps(values, has_edges)))  # noqa: B905
+                self.after.run(values, has_edges)
+            else:
+                maps = None
+        if maps is None:
+            self.all.run(values, has_edges)
+        return [read[at] if at in read else values[at] for at in self.wanted]
+
+
+class _Operations:
+    """The operations of torch that compute wanted values of a program, where others are known.
 
     No edge reads the row of a node without edges, so its gradient must be zero. Hoisted operations
     could make it NaN (zero times the derivative of a square root at zero): such rows are replaced.
     """
 
-    def __init__(self, program: Program, wanted: list[int]) -> None:
+    def __init__(
+        self, program: Program, wanted: Sequence[int], known: Container[int] = ()
+    ) -> None:
         self.program, self.wanted = program, wanted
-        self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
-        self.end = {at: end for at in self.order if (end := program.dependence(at)) != PARAM}
-        self.ends = {end for end in self.end.values() if end in (SRC, DST)}
+        outputs = [at for at in wanted if program[at].op != 'load']
+        self.order = program.reachable(outputs, known)
+        of_nodes = [(at, end) for at in self.order if (end := program.dependence(at)) in (SRC, DST)]
+        self.ends = {end for _, end in of_nodes}
         # Loads of nodes, whose rows of nodes without edges are replaced.
-        self.masked = [
-            (at, end) for at, end in self.end.items()
-            if program[at].op == 'load' and end in self.ends
-        ]  # fmt: skip
-        self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
+        self.masked = [(at, end) for at, end in of_nodes if program[at].op == 'load']
         self.calls = self._make_calls()
 
     def _make_calls(self) -> list[_Call]:
         program = self.program
-        users = [arg for at in self.order for arg in program[at].args] + self.wanted
+        users = [arg for at in self.order for arg in program[at].args] + list(self.wanted)
         affine = {
             at: parts for at in self.order if (parts := self._find_affine(at, users)) is not None
         }
@@ -76,8 +122,8 @@ class Prologue:
                 (k, self._constant(at, arg)) for k, arg in enumerate(args)
                 if program[arg].op == 'const'
             ]  # fmt: skip
-            ends = [(k, self.end[arg]) for k, arg in enumerate(args) if arg in self.end]
-            risky = [(k, end) for k, end in ends if end in self.ends and value.op in RISKY]
+            ends = enumerate(map(program.dependence, args)) if value.op in RISKY else ()
+            risky = [(k, end) for k, end in ends if end in (SRC, DST)]
             calls.append(_Call(at, function, args, tuple(constants), tuple(risky)))
         return calls
 
@@ -108,25 +154,17 @@ class Prologue:
             dtype = next((each.dtype for each in inner if each.op != 'const'), dtype)
         return value.shape, number(value), getattr(torch, dtype)
 
-    def __call__(self, read: dict[int, Tensor], graph: Graph | None) -> list[Tensor]:
-        """Computes the values from the tensors read; differentiable if the graph is given."""
-        if not self.calls and not self.constants:
-            return [read[at] for at in self.wanted]
-        values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
-        has_edges: dict[int, Tensor] = {}
-        if graph is not None:
-            for end in self.ends:
-                rowptr = graph.rowptr if end == DST else graph.t_rowptr
-                assert rowptr is not None
-                has_edges[end] = rowptr[1:] != rowptr[:-1]
-            for at, end in self.masked:
-                values[at] = _replace_unread_rows(read[at], has_edges[end], 0)
+    def run(self, values: dict[int, Tensor], has_edges: dict[int, Tensor]) -> None:
+        """Adds the values to those of loads. `has_edges` tells by end which nodes have edges, if
+        they are differentiated."""
+        for at, end in self.masked if has_edges else ():
+            values[at] = _replace_unread_rows(values[at], has_edges[end], 0)
         for at, function, args, constants, risky in self.calls:
             given: list = [values.get(arg) for arg in args]
             for k, constant in constants:
                 if isinstance(constant, tuple):
                     shape, fill, dtype = constant
-                    device = next(iter(read.values())).device
+                    device = next(iter(values.values())).device
                     given[k] = torch.full(shape, fill, dtype=dtype, device=device)
                 else:
                     given[k] = constant
@@ -134,7 +172,6 @@ class Prologue:
                 for k, end in risky:
                     given[k] = _replace_unread_rows(given[k], has_edges[end], 1)
             values[at] = function(*given)
-        return [read[at] if at in read else values[at] for at in self.wanted]
 
 
 class AfterReductions:

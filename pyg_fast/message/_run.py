@@ -211,8 +211,12 @@ def compute_gradients(
             given |= {('keep', at): x for at, x in _dropouts(passes, graph, seed).items()}
         out = _blocks.block_gradients(plan, graph, given, needs, acc)
         backward = Backward((), (), False)
-    for k, derivative in zip(backward.local, kept.local, strict=True):
+    if backward.local:
+        # A destination without edges gives none, whatever gradient its result gets.
         grad = cotangents[plan.outputs[0].at]
+        has_edges = graph.rowptr[1:] != graph.rowptr[:-1]
+        grad = torch.where(has_edges.view(-1, *(1,) * (grad.dim() - 1)), grad, 0)
+    for k, derivative in zip(backward.local, kept.local, strict=True):
         out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
     for pass_, targets, shared in backward.passes:
         results, _ = run_pass(pass_, graph, values, acc, seed)
@@ -489,7 +493,7 @@ def run(
     graph = graph_of(SRC in hoists or transpose)
     if passes.gathers:
         _check_rows(passes, read, graph)
-    values = passes.prologue(read, graph if hoists else None)
+    values = passes.prologue(read, graph if hoists else None, eager=True)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     pairs = zip(values, plan.inputs, strict=False)
     inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]
