@@ -18,6 +18,8 @@ from ..ops._saved import Context, save, saved
 from ..ops._transforms import is_batched, transforms_active
 from ._ir import NODES, PARAM, Program
 
+_MAX_SCHEDULES = 64  # of the maps of a plan
+
 # Other classes may not take the operations of a backward pass.
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -178,6 +180,8 @@ class NodeMaps:
     def _schedule(self, places: tuple[int, ...], needs: tuple[bool, ...]) -> _Schedule:
         found = self.schedules.get((places, needs))
         if found is None:
+            if len(self.schedules) >= _MAX_SCHEDULES:
+                self.schedules.clear()
             found = self.schedules[places, needs] = self._make_schedule(places, needs)
         return found
 
@@ -464,10 +468,10 @@ def find_maps(program: Program, wanted: Sequence[int], order: Sequence[int]) -> 
             if program.dependence(each) == PARAM:
                 biases.append((each, minus))
                 continue
-            load, part = (
-                find(program, arg)
-                for find, arg in zip((_find_load, _find_part), program[each].args, strict=True)
-            )
+            x, weight = program[each].args
+            load, part = _find_load(program, x), _find_part(program, weight)
+            assert load is not None
+            assert part is not None
             parts.setdefault(load, []).append((part, minus))
         found.append(_Found(at, parts, biases, users.count(at) > wanted.count(at)))
     if sum(len(pairs) for each in found for pairs in each.parts.values()) < 2:

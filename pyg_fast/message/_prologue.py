@@ -54,21 +54,14 @@ class Prologue:
         if not self.all.calls and not self.constants:
             return [read[at] for at in self.wanted]
         values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
-        has_edges: dict[int, Tensor] = {}
-        for end in self.ends if graph is not None else ():
-            rowptr = graph.rowptr if end == DST else graph.t_rowptr
-            assert rowptr is not None
-            size, step = (rowptr.size(0) - 1, 1), (1, 1)
-            has_edges[end] = rowptr.as_strided(size, step, 1) != rowptr.as_strided(size, step, 0)
+        has_edges = {} if graph is None else {end: _has_edges(graph, end) for end in self.ends}
         maps = self.maps if eager else None
         if maps is not None:
             self.before.run(values, {})
-            if all(type(values[at]) in PLAIN for at in maps.params):
-                values.update(zip(maps.computed, maps(values, has_edges)))  # noqa: B905
-                self.after.run(values, has_edges)
-            else:
-                maps = None
-        if maps is None:
+        if maps is not None and all(type(values[at]) in PLAIN for at in maps.params):
+            values.update(zip(maps.computed, maps(values, has_edges)))  # noqa: B905
+            self.after.run(values, has_edges)
+        else:
             self.all.run(values, has_edges)
         return [read[at] if at in read else values[at] for at in self.wanted]
 
@@ -217,6 +210,14 @@ def _divides_by_degree(program: Program, at: int) -> bool:
         if program[each].op == 'load'
     ]  # fmt: skip
     return program[at].op == 'div' and all(role == 'degree' for role, _ in loads)
+
+
+def _has_edges(graph: Graph, end: int) -> Tensor:
+    """Which nodes have edges of which they are this end, as a column."""
+    rowptr = graph.rowptr if end == DST else graph.t_rowptr
+    assert rowptr is not None
+    size, step = (rowptr.size(0) - 1, 1), (1, 1)
+    return rowptr.as_strided(size, step, 1) != rowptr.as_strided(size, step, 0)
 
 
 def _replace_unread_rows(x: Tensor, used: Tensor, number: float) -> Tensor:
