@@ -542,7 +542,8 @@ def test_a_model_of_another_type(graphs: list[Data], device: torch.device) -> No
         assert model.last.weight.grad.dtype == dtype
         with torch.inference_mode():
             outs = [out for out, _ in evaluate.epoch()]
-        assert all(torch.equal(a, b) for a, (b, _) in zip(outs, evaluate.epoch(), strict=True))
+        for first, (again, _) in zip(outs, evaluate.epoch(), strict=True):
+            torch.testing.assert_close(first, again)  # PyG's pooling on a GPU has no order.
 
 
 def _as(model: nn.Module, batch: Batch) -> Batch:

@@ -55,11 +55,15 @@ class SizedIds(Tensor):
             asks = True
         if asks and isinstance(args[0], SizedIds):
             last = args[0]._last
-            return Known(last) if torch.compiler.is_compiling() else torch.tensor(last)
+            if not torch.compiler.is_compiling():
+                return torch.tensor(last)
+            return Known(last) if _TRACES_SUBCLASSES else last
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
+# Dynamo of torch 2.11 makes no object of a subclass of int.
+_TRACES_SUBCLASSES = torch.__version__ >= (2, 12)
 _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 

@@ -92,6 +92,22 @@ _LIMITS = {
 }
 
 
+# PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs.
+_OF_MLP = 2.25
+
+
+def width_of_mlp(width: int, on_gpu: bool) -> int:
+    """The width of a message, for the limits of edges, that has linear maps of values computed for
+    each edge; `width` is that of its inputs."""
+    return int(_OF_MLP * width) if on_gpu else width
+
+
+def may_be_mlp(edge_index: object, width: int) -> bool:
+    """Whether a list of edges that is short for a message may be none for an MLP."""
+    is_few = has_few_edges(edge_index, width_of_mlp(width, True))
+    return isinstance(edge_index, Tensor) and edge_index.is_cuda and not is_few
+
+
 def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool:
     """Whether PyG's code is faster for a list of edges.
 

@@ -92,10 +92,11 @@ def check_not_capturing() -> None:
 
 def launch_kernel(
     text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
-    numbers: tuple[int, ...], constants: tuple[object, ...],
+    numbers: tuple[int, ...], constants: tuple[object, ...], registers: int | None = None,
 ) -> None:  # fmt: skip
     """Launches a Triton function on the current device, past Triton's own dispatch, which takes
-    several times as long to inspect the arguments."""
+    several times as long to inspect the arguments. A thread has so many :obj:`registers` at most.
+    """
     compiled = _compiled_variants(text, name)
     key = (
         torch.cuda.current_device(), num_warps, constants, *[number < 2**31 for number in numbers],
@@ -105,7 +106,9 @@ def launch_kernel(
     if found is None:
         check_not_capturing()
         function = jit_function(text, name)[num_programs,]
-        compiled[key] = function(*tensors, *numbers, *constants, num_warps=num_warps)
+        compiled[key] = function(
+            *tensors, *numbers, *constants, num_warps=num_warps, maxnreg=registers
+        )
     else:
         found[num_programs, 1, 1](*tensors, *numbers, *constants)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # a number of edges up to which PyG's code runs, and the reason.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_width', '_in_memory', '_marks', '_direct',
+    '_one_sum', '_maps_reason', '_width', '_of_mlp', '_in_memory', '_marks', '_direct',
 )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class Pass:
     def check_tiles(self, on_cuda: bool) -> None:
         """Raises :class:`Refused` if tiles cannot compute the pass."""
         if on_cuda:
-            self.tiles('float32')
+            self.tiles('highest')
         else:
             check_maps(self.program, self.outs, torch.float32)
 
@@ -340,39 +340,36 @@ class Passes:
         count = len(self.plan.inputs) + self.num_written
         by_edge: dict[Out, list[int]] = {}
         totals: dict[Out, list[int]] = {}
-        of_sources: dict[int, list[int]] = {}  # by position
+        # By the stored gradient of edges that a pass of its own sums: the dtype, and the inputs.
+        by_row: dict[str, dict[tuple[int, str], list[int]]] = {'dst': {}, 'src': {}}
         for k, (each, at) in enumerate(zip(self.plan.inputs, of, strict=True)):
             if not needs[k] or at is None:
                 continue
-            if each.role == 'src':
-                of_sources.setdefault(at, []).append(k)
+            # On a GPU tiles sum slower than a pass that reads what they stored.
+            if each.role == 'src' or (each.role == 'dst' and self.plan.on_cuda):
+                by_row[each.role].setdefault((at, each.dtype), []).append(k)
             elif each.role == 'param':
                 totals.setdefault(Out(at, 'total', 'acc'), []).append(k)
             else:
                 kind = 'edge' if each.role == 'edge' else 'sum'
                 by_edge.setdefault(Out(at, kind, each.dtype), []).append(k)
-        shared = tuple([('edge', count + k) for k in range(len(of_sources))])
-        stored = tuple(
-            [Out(at, 'edge', self.plan.inputs[ks[0]].dtype) for at, ks in of_sources.items()]
-        )
-        # The registers of a GPU do not hold the sums of parameters beside the others.
-        parts = [by_edge, totals] if self.plan.on_cuda else [by_edge | totals]
-        passes: list[GradientPass] = []
-        for part in parts:
-            rest = () if passes else stored
-            if part or rest:
-                pass_ = Pass(program, (*part, *rest), 'dst', in_tiles=True)
-                into = tuple(map(tuple, part.values()))
-                passes.append(GradientPass(pass_, into, () if passes else shared))
-        for step in passes:
-            step.pass_.check_tiles(self.plan.on_cuda)
-        sums, outs = Program(), []
-        for load, (at, ks) in zip(shared, of_sources.items(), strict=True):
-            dtype = self.plan.inputs[ks[0]].dtype
-            place = sums.add('load', (), load, program[at].shape, dtype, EDGE)
-            outs.append((Out(place, 'sum', dtype), tuple(ks)))
-        for out, targets in outs:
-            passes.append(GradientPass(Pass(sums, (out,), 'src'), (targets,)))
+        stored = [*dict.fromkeys([*by_row['dst'], *by_row['src']])]
+        shared = tuple([('edge', count + k) for k in range(len(stored))])
+        outs = [*by_edge, *totals, *(Out(at, 'edge', dtype) for at, dtype in stored)]
+        if not outs:
+            return []
+        first = Pass(program, tuple(outs), 'dst', in_tiles=True)
+        first.check_tiles(self.plan.on_cuda)
+        into = tuple(map(tuple, [*by_edge.values(), *totals.values()]))
+        passes, sums = [GradientPass(first, into, shared)], Program()
+        loads = {
+            (at, dtype): sums.add('load', (), load, program[at].shape, dtype, EDGE)
+            for load, (at, dtype) in zip(shared, stored, strict=True)
+        }
+        for role, inputs in by_row.items():
+            for one, ks in inputs.items():
+                pass_ = Pass(sums, (Out(loads[one], 'sum', one[1]),), role)
+                passes.append(GradientPass(pass_, (tuple(ks),)))
         return passes
 
     def _gradient_passes(

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
-from ..graph.small_graphs import are_few
+from ..graph.small_graphs import are_few, width_of_mlp
 from ..ops._edges import assert_no_invalid
 from ..ops.head_map import in_torch
 from . import _markers
@@ -595,6 +595,8 @@ def _check_size(region: _Region, passes: Passes) -> None:
     """Refuses a region of so few edges that PyG's compiled code is faster."""
     width = max(math.prod(each.shape) for each in passes.plan.inputs)
     index = fake_of(region.index)
+    if passes.plan.in_tiles:
+        width = width_of_mlp(width, index.is_cuda)
     kind = 'compiled' if passes.weighted_sum is None else 'compiled sum'
     if are_few(index.shape[0], width, index.is_cuda, kind):
         raise Refused('too few edges for a kernel to pay')

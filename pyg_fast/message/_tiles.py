@@ -16,15 +16,31 @@ from ._values import CALLS, POWERS, ROUNDED_ADD, next_power_of_two, sum_text
 
 # The least dimension of a block of a matrix product.
 _MIN_BLOCK = 16
-# The widest values, and what a program holds of gradients of parameters, in numbers: more does not
-# fit into registers.
-_MAX_WIDTH, _MAX_GRADIENTS = 128, 2**14 + 2**11
+# The widest values: registers hold no wider tile.
+_MAX_WIDTH = 128
+# Registers of a multiprocessor, and programs that it runs at once.
+_REGISTERS = 2**16
+_PROGRAMS_OF_4_WARPS, _PROGRAMS_OF_8_WARPS = 3, 2
 # The shared memory of a program of compute capability 9.0, where there is no GPU, and the least of
 # all that have products of bfloat16.
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
-# Edges of a tile; the rows whose sums a product computes at once; the widest values of float32.
-EDGES, _ROWS, _MAX_FLOAT32 = 64, 16, 64
+# Edges of a tile; the rows whose sums a product computes at once; wider values take more warps.
+EDGES, _ROWS, _WIDE = 64, 16, 64
 _HALF = ('float16', 'bfloat16')
+# Parts in bfloat16 of the factors of products of float32, by torch's name of their precision.
+_PARTS = {'highest': 3, 'high': 2}
+# Numbers of a factor are a multiple of that: products of 16-byte aligned rows are the fast ones.
+_ALIGNED = 8
+
+
+class Factor(NamedTuple):
+    """A value of each edge that the kernel stores in the order of the tiles: torch multiplies it
+    with another one, into the gradient of a matrix."""
+
+    size: int
+    stored: int  # numbers, with zeros up to a multiple of 16 bytes
+    dtype: str
+    is_local: bool  # of the tile of a program alone: no other kernel reads it
 
 
 class TileSource(NamedTuple):
@@ -33,7 +49,10 @@ class TileSource(NamedTuple):
     text: str
     loads: tuple[Load, ...]  # the inputs, in the order of the parameters
     warps: int
+    registers: int  # of a thread at most
     per_processor: int  # programs
+    factors: tuple[Factor, ...]
+    pairs: dict[int, tuple[tuple[int, int], ...]]  # of factors, whose products a result adds up
 
 
 class _Value(NamedTuple):
@@ -44,12 +63,23 @@ class _Value(NamedTuple):
     in_loop: bool  # whether it varies with the edge
 
 
+class _Part(NamedTuple):
+    """Some channels of a result: its number, a name, their number, the first one, and all."""
+
+    result: int
+    name: str
+    size: int
+    start: int
+    stride: int
+
+    def row(self, number: str) -> str:
+        """The code of the place of the first number in a row."""
+        return f'{number} * {self.stride}' + f' + {self.start}' * (self.start > 0)
+
+
 def check_tiles(program: Program, outs: Sequence[Out]) -> None:
     """Raises :class:`Refused` if tiles cannot compute a pass."""
-    tiles = _Tiles(program, outs, 'float32')
-    tiles.text()
-    if not tiles._is_half() and _widest(program, outs) > _MAX_FLOAT32:
-        raise Refused('wide products of float32, of which the registers hold no tile')
+    _Tiles(program, outs, 'highest').text()
 
 
 def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> TileSource:
@@ -58,16 +88,18 @@ def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> Til
     Args:
         program: Its values, each of one dimension at most.
         outs: Its results, all by destination, by edge or over all edges.
-        precision: Of products of float32: `tf32`, or `float32` with the error of that.
+        precision: Of products of float32, by torch's name: `highest` or `high`.
 
     Raises:
         Refused: If tiles cannot compute it.
     """
     tiles = _Tiles(program, outs, precision)
     text = tiles.text()
-    is_wide = _widest(program, outs) > _MAX_FLOAT32
-    several = 1 if is_wide else 2 if tiles.totals or len(outs) > 1 else 3
-    return TileSource(text, tuple(tiles.loads), 8 if is_wide else 4, several)
+    warps = 8 if tiles.has_breaks else 4
+    several = tiles.programs()
+    registers = min(255, _REGISTERS // (32 * warps * several) // 8 * 8)
+    factors = tuple(tiles.factors.values())
+    return TileSource(text, tuple(tiles.loads), warps, registers, several, factors, tiles.pairs)
 
 
 @lru_cache
@@ -82,10 +114,20 @@ def shared_memory() -> int:
 
 
 def _widest(program: Program, outs: Sequence[Out]) -> int:
+    """The numbers of the widest block: those of a join, and of what is read in parts alone, are
+    none."""
+    order = program.reachable(out.at for out in outs)
+    whole = _read_whole(program, order)
     return max(
-        math.prod(program[at].shape) for at in program.reachable(out.at for out in outs)
-        if program[at].op not in ('outer', 'permute') and not _is_matrix(program, at)
+        math.prod(program[at].shape) for at in order
+        if program[at].op not in ('outer', 'permute', 'cat') and not _is_matrix(program, at)
+        and (program[at].op != 'load' or at in whole)
     )  # fmt: skip
+
+
+def _read_whole(program: Program, order: Sequence[int]) -> set[int]:
+    """What others than slices read."""
+    return {arg for at in order if program[at].op != 'slice' for arg in program[at].args}
 
 
 def _is_matrix(program: Program, at: int) -> bool:
@@ -115,36 +157,51 @@ class _Tiles:
     loads: dict[Load, str] = field(default_factory=dict)
     values: dict[int, _Value] = field(default_factory=dict)
     matrices: dict[int, str] = field(default_factory=dict)
-    ways: set[tuple[int, bool]] = field(default_factory=set)  # matrices, and whether transposed
+    multiplied: set[int] = field(default_factory=set)  # matrices
     thirds: dict[str, list[str]] = field(default_factory=dict)  # by the code of a block
     widths: dict[int, None] = field(default_factory=dict)  # of rows of numbers
     first: list[str] = field(default_factory=list)  # before the loop over tiles
     lines: list[str] = field(default_factory=list)  # in it
     last: list[str] = field(default_factory=list)  # after it
-    totals: int = 0  # numbers of sums over all edges
+    is_wide: bool = field(init=False)
+    has_breaks: bool = field(init=False)  # whether products read others' results from memory
+    factors: dict[int, Factor] = field(default_factory=dict)  # by position in the program
+    pairs: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_wide = _widest(self.program, self.outs) > _WIDE
+        # The registers of 4 warps hold no derivative, and few wide values.
+        self.has_breaks = self.is_wide or self._derives()
+
+    def _derives(self) -> bool:
+        return any(self.program[out.at].op == 'outer' for out in self.outs)
 
     def text(self) -> str:
         """The kernel, and the functions that it calls."""
         for k, out in enumerate(self.outs):
             self._add_result(k, out)
-        if self._shared_bytes() > shared_memory() or self.totals > _MAX_GRADIENTS:
-            raise Refused('matrices that do not fit into shared memory or registers')
+        if self._shared_bytes() > shared_memory():
+            raise Refused('matrices that do not fit into shared memory')
+        begin, edges = self._edges()
         body = [
             'pid = tl.program_id(0)',
             f'i = tl.arange(0, {EDGES})',
             *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths),
             *self.first,
+            *begin,
             # One stage: buffers for more tiles would take the memory of a second program.
-            'for t in tl.range(pid, num_tiles, num_programs, num_stages=1):',
-            *('    ' + line for line in [*self._edges(), *self.lines]),
+            'for t in tl.range(first_tile + pid, num_tiles, num_programs, num_stages=1):',
+            *('    ' + line for line in [*edges, *self.lines]),
             *self.last,
         ]
         reduced = [k for k, out in enumerate(self.outs) if out.kind not in ('edge', 'total')]
         extremes = [k for k in reduced if self.outs[k].kind in ('max', 'min')]
-        numbers = ['num_edges', 'num_rows', 'num_tiles', 'num_programs']
+        numbers = ['num_edges', 'num_rows', 'first_tile', 'num_tiles', 'num_programs']
         parameters = [
             'row_of', 'col', 'perm', 'rank_of', 'place_of', *self.loads.values(),
-            *(f'out{k}' for k in range(len(self.outs))), *(f'arg{k}' for k in extremes),
+            *(f'factor{n}' for n in range(len(self.factors))),
+            *(f'out{k}' for k in range(len(self.outs)) if k not in self.pairs),
+            *(f'arg{k}' for k in extremes),
             *(f'part{k}' for k in reduced), *(f'parg{k}' for k in extremes), *numbers,
             'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr',
             *(f'STEP_{name}: tl.constexpr' for (role, _), name in self.loads.items()
@@ -164,43 +221,57 @@ class _Tiles:
         )
 
     def _shared_bytes(self) -> int:
-        """A bound of the shared memory: parameters, three times in bfloat16 or once, also those
-        transposed, and the values of a tile on the way to a product, three times."""
-        each = 2 if self._is_half() else 6
-        matrices = sum(math.prod(map(_block, self.program[at].shape)) for at, _ in self.ways)
-        widest = _block(_widest(self.program, self.outs))
-        return each * matrices + 3 * 4 * EDGES * widest
+        """A bound of the shared memory: parameters, in parts of bfloat16, and the values of a tile
+        on the way to a product."""
+        count = 1 if self._is_half() else _PARTS[self.precision]
+        matrices = sum(math.prod(map(_block, self.program[at].shape)) for at in self.multiplied)
+        tile = 4 * EDGES * _block(_widest(self.program, self.outs))
+        scans = any(out.kind in ('max', 'min') for out in self.outs)
+        tiles = 3 if count == 1 or not self.has_breaks else 2 if scans else 1
+        return 2 * count * matrices + tiles * tile
+
+    def programs(self) -> int:
+        """How many programs a multiprocessor runs at once: more hide the latency of memory, fewer
+        have more registers."""
+        most = _PROGRAMS_OF_8_WARPS if self.has_breaks else _PROGRAMS_OF_4_WARPS
+        return max(1, min(most, shared_memory() // (self._shared_bytes() + 2**10)))
 
     def _is_half(self) -> bool:
         return {value.dtype for value in self.program.values if value.op == 'mm'}.issubset(_HALF)
 
-    def _edges(self) -> list[str]:
-        """The edges of a tile, and the row of each; :data:`PLAN` has the rest."""
+    def _edges(self) -> tuple[list[str], list[str]]:
+        """What is read of the edges of the first tile, before the loop, and what the loop begins
+        with: it reads what the next tile needs before it computes, for memory takes long."""
+        kinds = {out.kind for out in self.outs} - {'edge', 'total'}
+        has_ids = any(role in ('edge', 'arg') for role, _ in self.loads) or any(
+            out.kind == 'edge' for out in self.outs
+        )
+        reads = [
+            'row_ = tl.load(row_of + e, e < num_edges, num_rows)',
+            'col_ = tl.load(col + e, e < num_edges, 0)',
+        ]
+        if has_ids:
+            reads += ['eid_ = e', 'if HAS_PERM:', '    eid_ = tl.load(perm + e, e < num_edges, 0)']
+        if kinds:
+            reads.append('rank_ = tl.load(rank_of + e, e < num_edges, -1)')
         lines = [
             f'e = t * {EDGES} + i',
             'inside = e < num_edges',
-            'row = tl.load(row_of + e, inside, num_rows)',
+            'row = row_',
             'm = row < num_rows',
             'm_ = m[:, None]',
-            'src = tl.load(col + e, m, 0)[:, None]',
+            'src = tl.where(m, col_, 0)[:, None]',
             'dst = tl.where(m, row, 0)[:, None]',
         ]
-        if any(role in ('edge', 'arg') for role, _ in self.loads) or any(
-            out.kind == 'edge' for out in self.outs
-        ):
-            lines += [
-                'eid = e',
-                'if HAS_PERM:',
-                '    eid = tl.load(perm + e, m, 0)',
-                'eid = eid[:, None]',
-            ]
-        kinds = {out.kind for out in self.outs} - {'edge', 'total'}
+        if has_ids:
+            lines.append('eid = tl.where(m, eid_, 0)[:, None]')
         if kinds:
-            lines.append('rank = tl.load(rank_of + e, inside, -1)')
+            lines.append('rank = rank_')
         if kinds & {'sum', 'mean'}:
             lines += [
                 f'last = tl.minimum((t + 1) * {EDGES}, num_edges) - 1',
                 'num_ranks = tl.load(rank_of + last) + 1',
+                f'first_to = tl.load(place_of + (t * {EDGES} + tl.arange(0, {_ROWS})))',
             ]
         if kinds & {'max', 'min'}:  # Where the numbers of a row end in the tile.
             lines += [
@@ -212,14 +283,21 @@ class _Tiles:
                 'end_slot = tl.cast(place - num_rows, OFFSET)[:, None]',
                 f'key = (rank * {EDGES} + i)[:, None]',
             ]
-        return lines
+        begin = [f'e = (first_tile + pid) * {EDGES} + i', *reads]
+        # The place of an edge behind the next tile may pass 2^31.
+        skip = f'e = tl.minimum(t + num_programs, num_tiles) * {EDGES} + i'
+        return begin, [*lines, skip, *reads, f'e = t * {EDGES} + i']
 
     # Values.
 
     def value(self, at: int) -> _Value:
         """The block of a value, computed once."""
-        for each in self.program.reachable([at], self.values):
+        order = self.program.reachable([at], self.values)
+        whole = _read_whole(self.program, order)
+        for each in order:
             op, _, _, shape, _ = self.program[each]
+            if op == 'load' and each != at and each not in whole:
+                continue
             # Those of two dimensions are parameters of products, which these read.
             if op not in ('load', 'permute') or not _is_matrix_shape(shape):
                 self.values[each] = self._compute(each)
@@ -243,7 +321,9 @@ class _Tiles:
         if size > _MAX_WIDTH:
             raise Refused(f'{size} channels around a matrix product')
         if op == 'load':
-            return self._load(at)
+            return self._load(at, 0, size)
+        if op == 'slice':
+            return self._slice(at)
         if op == 'const':
             return self._constant(at)
         if op == 'mm':
@@ -285,20 +365,32 @@ class _Tiles:
         self.widths[width] = None
         return f'c{width}', '' if width == size else f'(c{width} < {size})'
 
-    def _load(self, at: int) -> _Value:
+    def _slice(self, at: int) -> _Value:
+        """Some channels of an input."""
+        _, (x,), (dim, start, _, step), shape, _ = self.program[at]
+        while self.program[x].op == 'view':
+            (x,) = self.program[x].args
+        lead = math.prod(shape[:dim])
+        if self.program[x].op != 'load' or lead != 1 or step != 1:
+            raise Refused('a part of a value around a matrix product')
+        return self._load(x, start * math.prod(shape[dim + 1 :]), math.prod(shape))
+
+    def _load(self, at: int, start: int, size: int) -> _Value:
+        """Numbers of an input, from `start`."""
         _, _, (role, slot, *gathers), shape, dtype = self.program[at]
-        size = math.prod(shape)
         columns, mask = self._columns(size)
         if gathers or role not in (*NODES, 'edge', 'param', 'grad', 'picked'):
             raise Refused(f'{role} around a matrix product')
         pointer = self._pointer('grad' if role == 'picked' else role, slot)
         convert = '.to(tl.float32)' if is_float(dtype) else ''
+        first = f' + {start}' * (start > 0)
         if role == 'param':
-            place = f'{pointer} + tl.zeros([1, 1], tl.int32) + {columns}'
-            return self._emit(_load(place, mask) + convert, _block(size), False)
+            place = f'{pointer} + tl.zeros([1, 1], tl.int32){first} + {columns}'
+            # In the loop: it is in the cache, and would take the registers of all tiles.
+            return self._emit(_load(place, mask) + convert, _block(size), True)
         row = {'src': 'src', 'edge': 'eid'}.get(role, 'dst')
-        step = f'STEP_{pointer}' if role in NODES else size
-        place = f'(tl.cast({row}, OFFSET) * {step} + {columns})'
+        step = f'STEP_{pointer}' if role in NODES else math.prod(shape)
+        place = f'(tl.cast({row}, OFFSET) * {step}{first} + {columns})'
         mask = _all_of('m_', mask)
         block = self._emit(_load(f'{pointer} + {place}', mask) + convert, _block(size), True)
         if role != 'picked':
@@ -350,12 +442,39 @@ class _Tiles:
             return self._emit(sum_text(text, 1), 1, True)
         name = self._matrix(weight)
         is_transposed = self.program[weight].op == 'permute'
-        self.ways.add((self.program[weight].args[0] if is_transposed else weight, is_transposed))
+        self.multiplied.add(self.program[weight].args[0] if is_transposed else weight)
         text = self._full(block, inner)
-        if dtype not in _HALF and self.precision == 'float32':
-            parts = ', '.join([*self._split(text), *self._thirds_of_matrix(weight)])
-            return self._emit(f'product({parts})', _block(outer), True)
-        return self._emit(self._dot(text, name, dtype), _block(outer), True)
+        if self.has_breaks and self._is_chained(x):
+            text = self._through_memory(x, dtype)
+        if dtype in _HALF:
+            product = f'tl.dot(({text}).to(tl.{dtype}), ({name}).to(tl.{dtype}))'
+            return self._emit(product, _block(outer), True)
+        count = _PARTS[self.precision]
+        parts = [*self._split(text)[:count], *self._parts_of_matrix(weight)[:count]]
+        function = f'product_of_{count}' + '_apart' * self.has_breaks
+        return self._emit(f'{function}({", ".join(parts)})', _block(outer), True)
+
+    def _is_chained(self, at: int) -> bool:
+        """Whether a product computes the value."""
+        return any(self.program[each].op == 'mm' for each in self.program.reachable([at]))
+
+    def _through_memory(self, at: int, dtype: str) -> str:
+        """The code of a value by way of memory. Triton gives a product whose result reaches another
+        one whole rows of warps, so that the second half of 8 warps computes what the first does."""
+        number = self._store_factor(at, dtype)
+        columns, mask = self._columns(self.factors[at].stored)
+        return self._load_factor(number, columns, mask)
+
+    def _load_factor(self, number: int, columns: str, mask: str) -> str:
+        place = self._place_of_factor(number, columns)
+        mask = _all_of('inside[:, None]', mask)
+        self.lines.append('tl.debug_barrier()')
+        return self._emit(_load(f'factor{number} + {place}', mask), 1, True).name
+
+    def _place_of_factor(self, number: int, columns: str) -> str:
+        one = [*self.factors.values()][number]
+        first = f'(pid - t) * {EDGES}' if one.is_local else f'-first_tile * {EDGES}'
+        return f'(tl.cast(e + {first}, OFFSET)[:, None] * {one.stored} + {columns})'
 
     def _split(self, text: str) -> list[str]:
         """A block as the sum of three of bfloat16."""
@@ -364,11 +483,11 @@ class _Tiles:
             self.lines.append(f'{", ".join(names)} = thirds({text})')
         return self.thirds[text]
 
-    def _thirds_of_matrix(self, at: int) -> list[str]:
+    def _parts_of_matrix(self, at: int) -> list[str]:
         """A parameter as the sum of three of bfloat16, split once."""
         op, args, _, _, _ = self.program[at]
         if op == 'permute':
-            return [f'tl.trans({name})' for name in self._thirds_of_matrix(args[0])]
+            return [f'tl.trans({name})' for name in self._parts_of_matrix(args[0])]
         name = self._matrix(at)
         if name not in self.thirds:
             names = self.thirds[name] = [f'{name}_{n}' for n in range(3)]
@@ -381,12 +500,6 @@ class _Tiles:
         if block.width == 1:
             return f'tl.broadcast_to({text}, [{EDGES}, {_block(size)}])'
         return text
-
-    def _dot(self, a: str, b: str, dtype: str) -> str:
-        """A product of matrices of half types or rounded to TF32, with sums in float32."""
-        if dtype in _HALF:
-            return f'tl.dot(({a}).to(tl.{dtype}), ({b}).to(tl.{dtype}))'
-        return f"tl.dot(tf32({a}), tf32({b}), input_precision='tf32')"
 
     def _matrix(self, at: int) -> str:
         """A parameter (in, out) in registers or shared memory."""
@@ -412,63 +525,94 @@ class _Tiles:
         if not _is_matrix(self.program, base):
             raise Refused('a matrix product by what is no parameter')
         if base not in self.values:
-            self.values[base] = self._load(base)
+            self.values[base] = self._load(base, 0, math.prod(self.program[base].shape))
         return self.values[base]
 
     # Results.
 
     def _add_result(self, k: int, out: Out) -> None:
         value = self.program[out.at]
-        size = math.prod(value.shape)
         if value.op == 'outer':
             self._add_outer(k, out)
             return
-        block = self.value(out.at)
-        columns, mask = self._columns(size)
-        if out.kind == 'total':
-            self._add_total(k, block, size)
+        size = math.prod(value.shape)
+        start = 0
+        for at in self._parts(out.at):
+            part = _Part(k, f'{k}_{start}', math.prod(self.program[at].shape), start, size)
+            self._add_part(part, out.kind, self.value(at))
+            start += part.size
+
+    def _parts(self, at: int) -> list[int]:
+        """The values whose channels a value joins."""
+        op, args, attrs, shape, _ = self.program[at]
+        if op == 'view':
+            return self._parts(args[0]) if self.program[args[0]].op == 'cat' else [at]
+        if op != 'cat':
+            return [at]
+        if math.prod(shape[: attrs[0]]) != 1:
+            raise Refused('joined rows around a matrix product')
+        return [part for arg in args for part in self._parts(arg)]
+
+    def _add_part(self, part: '_Part', kind: str, block: _Value) -> None:
+        size = part.size
+        if kind == 'total':
+            if size != part.stride:
+                raise Refused('a sum of joined values over all edges')
+            self._add_total(part.result, block, size)
             return
         text = f'{block.name} + tl.zeros([{EDGES}, {_block(size)}], tl.float32)'
         full = self._emit(text, _block(size), True)
-        if out.kind == 'edge':
-            place = f'(tl.cast(eid, OFFSET) * {size} + {columns})'
-            self.lines.append(_store(f'out{k}', place, full.name, _all_of('m_', mask)))
-        elif out.kind in ('sum', 'mean'):
-            self._add_sum(k, full, size)
-        elif out.kind in ('max', 'min'):
-            self._add_extreme(k, out.kind, full, size)
+        columns, mask = self._columns(size)
+        if kind == 'edge':
+            place = f'({part.row("tl.cast(eid, OFFSET)")} + {columns})'
+            self.lines.append(_store(f'out{part.result}', place, full.name, _all_of('m_', mask)))
+        elif kind in ('sum', 'mean') and self.has_breaks:
+            self._add_sums_through_memory(part, full)
+        elif kind in ('sum', 'mean'):
+            self._add_sum(part, full)
+        elif kind in ('max', 'min'):
+            self._add_extreme(part, kind, full)
         else:
-            raise Refused(f'{out.kind} around a matrix product')
+            raise Refused(f'{kind} around a matrix product')
 
     def _add_total(self, k: int, block: _Value, size: int) -> None:
-        """A sum over all edges: a product by ones, all of whose rows are equal."""
+        """A sum over all edges."""
         columns, mask = self._columns(size)
-        width = max(_MIN_BLOCK, _block(size))
-        self.totals += width
-        ones = f'tl.full([{_ROWS}, {EDGES}], 1.0, tl.float32)'
-        self.first.append(f's{k} = tl.zeros([{_ROWS}, {width}], tl.float32)')
-        parts = ', '.join(self._split(self._of_edges(block, width)))
-        self.lines.append(f's{k} += selected({ones}, {parts})')
-        if width > _block(size):  # One number: all columns are equal, too.
-            self.last.append(f's{k} = tl.max(s{k}, axis=1, keep_dims=True)')
-        self.last.append(f's{k} = tl.max(s{k}, axis=0, keep_dims=True)')
+        of_edges = self._of_edges(block, _block(size))
         place = f'(pid * {size} + {columns}) + tl.zeros([1, 1], tl.int32)'
-        self.last.append(_store(f'out{k}', place, f's{k}', mask))
+        self._add_up(k, sum_text(of_edges, 0), place, mask)
 
-    def _add_sum(self, k: int, block: _Value, size: int) -> None:
+    def _add_up(self, k: int, text: str, place: str, mask: str) -> None:
+        """Adds the sums of a tile to what the program has of the tiles before, in memory: many such
+        sums would take the registers of the tile."""
+        total = f'{text} + {_load(f"out{k} + {place}", mask)}'
+        self.lines.append(_store(f'out{k}', place, total, mask))
+
+    def _add_sums_through_memory(self, part: '_Part', block: _Value) -> None:
+        """The sums of some columns at a time."""
+        number = self._store_block(-1 - len(self.factors), block, part.size, 'float32', True)
+        for start in range(0, part.size, _WIDE):
+            size = min(_WIDE, part.size - start)
+            columns, mask = self._columns(size)
+            name = self._load_factor(number, f'{columns} + {start}' if start else columns, mask)
+            some = part._replace(name=f'{part.name}_{start}', size=size, start=part.start + start)
+            self._add_sum(some, _Value(name, _block(size), True))
+
+    def _add_sum(self, part: '_Part', block: _Value) -> None:
         """The sums of each row: a product by the matrix that says which edge is in which row, of
         some rows at a time. What is not finite would make NaN of other rows: then the numbers of
         each row are added up by themselves."""
+        k, name, size = part.result, f'values{part.name}', part.size
         columns, mask = self._columns(size)
         width = max(_MIN_BLOCK, _block(size))
         block = self._emit(self._masked(block, size), block.width, True)
-        self.lines.append(f'values{k} = {self._of_edges(block, width)}')
-        parts = ', '.join(self._split(f'values{k}'))
-        alone = f'tl.where((rank == first + n)[:, None], values{k}, 0.0)'
+        self.lines.append(f'{name} = {self._of_edges(block, width)}')
+        parts = ', '.join(self._split(name))
+        alone = f'tl.where((rank == first + n)[:, None], {name}, 0.0)'
         self.lines += [
+            'to = first_to',
             f'for first in range(0, num_ranks, {_ROWS}):',
             f'    ranks = first + tl.arange(0, {_ROWS})',
-            f'    to = tl.load(place_of + (t * {EDGES} + ranks), ranks < num_ranks, -1)',
             f'    sums = selected(ranks[:, None] == rank[None, :], {parts})',
             '    if tl.max(tl.max((sums != sums).to(tl.int32), axis=1), axis=0) > 0:',
             f'        for n in range({_ROWS}):',
@@ -480,32 +624,35 @@ class _Tiles:
             '    to_row = tl.cast(to, OFFSET)[:, None]',
             '    to_part = tl.cast(to - num_rows, OFFSET)[:, None]',
             *(
-                '    ' + _store(f'{out}{k}', f'({at} * {size} + {columns})', 'sums', both)
+                '    ' + _store(f'{out}{k}', f'({part.row(at)} + {columns})', 'sums', both)
                 for out, at, both in (
                     ('out', 'to_row', _all_of('is_row', mask)),
                     ('part', 'to_part', _all_of('is_part', mask)),
                 )
             ),
+            f'    ranks += {_ROWS}',
+            f'    to = tl.load(place_of + (t * {EDGES} + ranks), ranks < num_ranks, -1)',
         ]
 
-    def _add_extreme(self, k: int, kind: str, block: _Value, size: int) -> None:
+    def _add_extreme(self, part: '_Part', kind: str, block: _Value) -> None:
         """The largest or smallest number of each row: its last edge in the tile gets the result of
         a scan, which combines numbers of the same row alone."""
-        columns, mask = self._columns(size)
+        k = part.result
+        columns, mask = self._columns(part.size)
         combine = {'max': 'larger_of_row', 'min': 'smaller_of_row'}[kind]
         value = self._of_edges(block, block.width)
         keys = f'key + tl.zeros([{EDGES}, {block.width}], tl.int32)'
-        row, part = (
-            f'({place} * {size} + {columns})' for place in ('tl.cast(dst, OFFSET)', 'end_slot')
+        row, slot = (
+            f'({part.row(place)} + {columns})' for place in ('tl.cast(dst, OFFSET)', 'end_slot')
         )
         ends_row, ends_part = _all_of('ends_row', mask), _all_of('ends_part', mask)
         self.lines += [
             f'best, keys = tl.associative_scan(({value}, {keys}), 0, {combine})',
             f'chosen = t * {EDGES} + (keys & {EDGES - 1})',
             _store(f'out{k}', row, 'best', ends_row),
-            _store(f'part{k}', part, 'best', ends_part),
+            _store(f'part{k}', slot, 'best', ends_part),
             _store(f'arg{k}', row, 'chosen', ends_row),
-            _store(f'parg{k}', part, 'chosen', ends_part),
+            _store(f'parg{k}', slot, 'chosen', ends_part),
         ]
 
     def _of_edges(self, block: _Value, width: int) -> str:
@@ -514,32 +661,52 @@ class _Tiles:
         return f'tl.where(m_, {block.name}, 0.0)' + zeros * (block.width != width)
 
     def _add_outer(self, k: int, out: Out) -> None:
-        """The gradient of a matrix: the sum over edges of outer products of two values. Tensor
-        cores truncate what they add, so that each adds up the edges of one tile alone."""
+        """The gradient of a matrix: the sum over edges of outer products of two values."""
         _, args, _, shape, dtype = self.program[out.at]
         if out.kind != 'total':
             raise Refused('a product of two values of an edge')
+        pairs = list(zip(args[::2], args[1::2], strict=True))
+        if 1 in shape:
+            self._add_vector(k, pairs, shape)
+            return
+        self.pairs[k] = tuple(
+            [(self._store_factor(one, dtype), self._store_factor(two, dtype)) for one, two in pairs]
+        )
+
+    def _add_vector(self, k: int, pairs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> None:
+        """The gradient of a matrix with one row or column."""
         height, width = map(_block, shape)
-        self.totals += height * width
         down = f'tl.arange(0, {height})[:, None]'
         columns, mask = self._columns(shape[1])
-        place = f'(pid * {math.prod(shape)} + {down} * {shape[1]} + {columns})'
         mask = _all_of(f'({down} < {shape[0]})' * (height > shape[0]), mask)
-        self.first.append(f's{k} = tl.zeros([{height}, {width}], tl.float32)')
-        for left, right in zip(args[::2], args[1::2], strict=True):
+        place = f'(pid * {math.prod(shape)} + {down} * {shape[1]} + {columns})'
+        for left, right in pairs:
             a = self._of_edges(self.value(left), height)
             b = self._of_edges(self.value(right), width)
-            if 1 in (height, width):
-                total = sum_text(f'({a}) * ({b})', 0)
-                if width == 1:  # The sums of a column lie in a row.
-                    total = f'tl.trans({total})'
-                self.lines.append(f's{k} += {total}')
-            elif dtype not in _HALF and self.precision == 'float32':
-                parts = [f'tl.trans({name})' for name in self._split(a)] + self._split(b)
-                self.lines.append(f's{k} += product({", ".join(parts)})')
-            else:
-                self.lines.append(f's{k} += {self._dot(f"tl.trans({a})", b, dtype)}')
-        self.last.append(_store(f'out{k}', place, f's{k}', mask))
+            total = sum_text(f'({a}) * ({b})', 0)
+            # With one column the sums lie in a row.
+            self._add_up(k, f'tl.trans({total})' if width == 1 else total, place, mask)
+
+    def _store_factor(self, at: int, dtype: str) -> int:
+        """Stores a value in the order of the tiles, once; returns its number."""
+        if at in self.factors:
+            return [*self.factors].index(at)
+        size = math.prod(self.program[at].shape)
+        return self._store_block(at, self.value(at), size, dtype, not self._derives())
+
+    def _store_block(self, key: int, block: _Value, size: int, dtype: str, is_local: bool) -> int:
+        number, stored = len(self.factors), -(-size // _ALIGNED) * _ALIGNED
+        dtype = dtype if dtype in _HALF else 'float32'
+        self.factors[key] = Factor(size, stored, dtype, is_local)
+        text = self._of_edges(
+            self._emit(self._masked(block, size), block.width, True), _block(size)
+        )
+        columns, mask = self._columns(stored)
+        mask = _all_of('inside[:, None]', mask)
+        self.lines.append(
+            _store(f'factor{number}', self._place_of_factor(number, columns), text, mask)
+        )
+        return number
 
 
 def _all_of(*masks: str) -> str:
@@ -557,16 +724,10 @@ def _store(pointer: str, place: str, value: str, mask: str) -> str:
 
 
 # What the kernels call. A product with the error of float32 is one of sums of three numbers of
-# bfloat16, without the least parts; such a part of what is not finite is 0. The key of a number has
-# its row, then its place in the tile.
+# bfloat16, without the least parts; one of two such numbers has less error than TF32. A lesser part
+# of what is not finite is 0. Those `apart` have no sums in one accumulator, which Triton takes for
+# products of products. The key of a number has its row, then its place in the tile.
 _FUNCTIONS = f"""@triton.jit
-def tf32(x):
-    bits = x.to(tl.int32, bitcast=True)
-    near = ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
-    return tl.where(x == x, near, x)
-
-
-@triton.jit
 def thirds(x):
     a = x.to(tl.bfloat16)
     rest = x - a.to(tl.float32)
@@ -576,13 +737,34 @@ def thirds(x):
 
 
 @triton.jit
-def product(a0, a1, a2, b0, b1, b2):
+def product_of_3(a0, a1, a2, b0, b1, b2):
     low = tl.dot(a2, b0)
     low = tl.dot(a1, b1, low)
     low = tl.dot(a0, b2, low)
     low = tl.dot(a1, b0, low)
     low = tl.dot(a0, b1, low)
     return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def product_of_2(a0, a1, b0, b1):
+    low = tl.dot(a1, b0)
+    low = tl.dot(a0, b1, low)
+    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def product_of_3_apart(a0, a1, a2, b0, b1, b2):
+    low = added(tl.dot(a2, b0), tl.dot(a1, b1))
+    low = added(low, tl.dot(a0, b2))
+    low = added(low, added(tl.dot(a1, b0), tl.dot(a0, b1)))
+    return added(tl.dot(a0, b0), tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def product_of_2_apart(a0, a1, b0, b1):
+    low = added(tl.dot(a1, b0), tl.dot(a0, b1))
+    return added(tl.dot(a0, b0), tl.where(low == low, low, 0.0))
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Runs the passes over tiles of edges on a GPU."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -10,13 +11,16 @@ from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
 from ._ir import NODES, Inputs
-from ._tiles import EDGES, PLAN, TileSource, combine_text
+from ._tiles import EDGES, PLAN, Factor, TileSource, combine_text
 
 if TYPE_CHECKING:
     from ._passes import Pass
 
 # Kernels count edges in int32, and the parts of rows behind the rows.
 _MAX_EDGES, _MAX_PLACES = 2**31 - 2**16, 2**31 - 2
+# Factors of gradients of matrices are stored for so many edges at once, at most, and at least; and
+# in so many bytes, between these.
+_MOST_EDGES, _LEAST_EDGES, _FACTOR_BYTES = 2**18, 2**16, 2**28
 
 
 def takes(graph: Graph) -> bool:
@@ -32,7 +36,7 @@ def run_pass_tiles(
     source = pass_.tiles(matmul_precision(pass_))
     num_tiles = -(-graph.num_edges // EDGES)
     most = processors(graph.col.device) * source.per_processor
-    buffers = _allocate(pass_, graph, num_tiles, max(1, min(num_tiles, most)))
+    buffers = _allocate(pass_, source, graph, num_tiles, max(1, min(num_tiles, most)))
     outs, seconds = buffers.outs, buffers.seconds
     if num_tiles:
         _launch_tiles(pass_, source, graph, inputs, num_tiles, buffers)
@@ -55,7 +59,18 @@ def _launch_tiles(
     """Launches the kernel of the tiles, and those that combine what several tiles have of rows."""
     outs, seconds, parts, second_parts = buffers[:4]
     loads = [inputs[load] for load in source.loads]
-    tensors = [*loads, *outs, *seconds.values(), *parts.values(), *second_parts.values()]
+    step = _tiles_at_once(source.factors, num_tiles)
+    factors = [
+        torch.empty(
+            buffers.num_programs * EDGES if each.is_local else min(step * EDGES, graph.num_edges),
+            each.stored, dtype=getattr(torch, each.dtype), device=graph.col.device,
+        )
+        for each in source.factors
+    ]  # fmt: skip
+    written = [out for k, out in enumerate(outs) if k not in source.pairs]
+    tensors = [
+        *loads, *factors, *written, *seconds.values(), *parts.values(), *second_parts.values()
+    ]  # fmt: skip
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
     offset = _cuda.offset_dtype(graph.col, nodes, tensors)
     row_of = csr_rows(graph.rowptr, 0, graph.num_edges)
@@ -64,12 +79,19 @@ def _launch_tiles(
         rank_of, place_of = _plan_tiles(graph, row_of, num_tiles)
     perm = graph.col if graph.perm is None else graph.perm
     sizes = graph.num_edges, graph.num_dst
-    _cuda.launch_kernel(
-        source.text, 'message_tiles', source.warps, buffers.num_programs,
-        [row_of, graph.col, perm, rank_of, place_of, *tensors],
-        (*sizes, num_tiles, buffers.num_programs),
-        (graph.perm is not None, offset, *[x.stride(0) for x in nodes]),
-    )  # fmt: skip
+    constants = (graph.perm is not None, offset, *[x.stride(0) for x in nodes])
+    for first in range(0, num_tiles, step):
+        end = min(first + step, num_tiles)
+        num_programs = min(buffers.num_programs, end - first)
+        _cuda.launch_kernel(
+            source.text, 'message_tiles', source.warps, num_programs,
+            [row_of, graph.col, perm, rank_of, place_of, *tensors],
+            (*sizes, first, end, num_programs), constants, source.registers,
+        )  # fmt: skip
+        count = min(end * EDGES, graph.num_edges) - first * EDGES
+        for k, pairs in source.pairs.items():
+            for left, right in pairs:
+                _add_product(outs[k][0], source, left, right, [x[:count] for x in factors])
     for k, part in parts.items():
         text = combine_text(pass_.outs[k].kind, math.prod(part.shape[1:]))
         second = [seconds[k], second_parts[k]] if k in seconds else []
@@ -77,6 +99,33 @@ def _launch_tiles(
             text, 'combine_tiles', 1, num_tiles, [graph.rowptr, row_of, outs[k], part, *second],
             sizes, (offset,),
         )  # fmt: skip
+
+
+def _tiles_at_once(factors: Sequence[Factor], num_tiles: int) -> int:
+    """The tiles of a launch: all, if it stores nothing for a product."""
+    width = sum(
+        each.stored * getattr(torch, each.dtype).itemsize for each in factors if not each.is_local
+    )
+    if width == 0:
+        return num_tiles
+    return min(num_tiles, max(_LEAST_EDGES, min(_MOST_EDGES, _FACTOR_BYTES // width)) // EDGES)
+
+
+def _add_product(
+    total: Tensor, source: TileSource, left: int, right: int, factors: Sequence[Tensor]
+) -> None:
+    """Adds the sum of outer products of two factors."""
+    height, width = source.factors[left].size, source.factors[right].size
+    one, two = factors[left][:, :height].t(), factors[right][:, :width]
+    if one.dtype == torch.float32:
+        total.addmm_(one, two)
+    else:
+        total += product_of_halves(one, two)
+
+
+def product_of_halves(one: Tensor, two: Tensor) -> Tensor:
+    """The product of matrices of half types, which it does not round to these."""
+    return torch.mm(one, two, out_dtype=torch.float32)
 
 
 def _plan_tiles(graph: Graph, row_of: Tensor, num_tiles: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +146,7 @@ def processors(device: torch.device) -> int:
 def matmul_precision(pass_: 'Pass') -> str:
     """How products of float32 are computed, by torch's setting; those that a maximum compares, or
     chose, always as exactly as float32 does."""
-    return 'tf32' if not pass_.compares and _may_round() else 'float32'
+    return 'high' if not pass_.compares and _may_round() else 'highest'
 
 
 def _may_round() -> bool:
@@ -119,15 +168,17 @@ class _Buffers(NamedTuple):
     num_programs: int
 
 
-def _allocate(pass_: 'Pass', graph: Graph, num_tiles: int, num_programs: int) -> _Buffers:
+def _allocate(
+    pass_: 'Pass', source: TileSource, graph: Graph, num_tiles: int, num_programs: int
+) -> _Buffers:
     device, places = graph.col.device, graph.rowptr.dtype
     out = _Buffers([], {}, {}, {}, num_programs)
     for k, (at, kind, name) in enumerate(pass_.outs):
         shape = pass_.program[at].shape
         dtype = torch.float32 if name == 'acc' else getattr(torch, name)
         if kind == 'total':
-            make = torch.empty if num_tiles else torch.zeros
-            out.outs.append(make(num_programs, *shape, dtype=torch.float32, device=device))
+            several = 1 if k in source.pairs else num_programs
+            out.outs.append(torch.zeros(several, *shape, dtype=torch.float32, device=device))
             continue
         if kind == 'edge':
             out.outs.append(torch.empty(graph.num_edges, *shape, dtype=dtype, device=device))

@@ -15,7 +15,13 @@ from torch_geometric.typing import Adj, OptTensor, Size
 
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
-from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
+from ..graph.small_graphs import (
+    has_few_edges,
+    may_be_mlp,
+    reason_of,
+    runs_pygs_code,
+    width_of_mlp,
+)
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs
@@ -171,7 +177,8 @@ class FusedPropagate(FusedLayer):
         if has_list(edge_index):
             plain = edge_index.as_tensor()
         if not self.strict:
-            if has_few_edges(plain, own['_width']):
+            few = has_few_edges(plain, own['_width'])
+            if few and not (is_first and may_be_mlp(plain, own['_width'])):
                 reason = reason_of(plain.size(1))
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
@@ -425,6 +432,9 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         None if conv.strict else edge_index.size(1),
         conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
+    if entry.last is not None and entry.last.in_tiles and '_of_mlp' not in conv.__dict__:
+        conv.__dict__['_of_mlp'] = True
+        conv.__dict__['_width'] = width_of_mlp(conv.__dict__.get('_width', 1), edge_index.is_cuda)
     for rank in {out.dim() for out in outs}:
         if rank < -node_dim and not captures:  # PyG raises an error.
             raise Fallback(f'a message of {rank} dimensions')

@@ -156,7 +156,7 @@ LIBDEVICE = SimpleNamespace(
     **{name: _elementwise(getattr(np, name)) for name in ('expm1', 'log1p', 'log10', 'tanh')},
     **{name: _elementwise(getattr(np, name.replace('a', 'arc', 1)))
        for name in ('asin', 'acos', 'atan', 'atan2')},
-    pow=_elementwise(np.power), add_rn=None, sub_rn=_elementwise(np.subtract),
+    pow=_elementwise(np.power), add_rn=_elementwise(np.add), sub_rn=_elementwise(np.subtract),
 )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _memory(x: Tensor) -> Pointer:
 
 def _launch(
     text: str, name: str, num_warps: int, num_programs: int, tensors: Sequence[Tensor],
-    numbers: Sequence[int], constants: Sequence[Any],
+    numbers: Sequence[int], constants: Sequence[Any], registers: int | None = None,
 ) -> None:  # fmt: skip
     global _program
     fixed = [getattr(TL, {'fp32': 'float32', 'fp64': 'float64'}.get(str(c), str(c)), c)
@@ -226,4 +226,5 @@ def by_numpy(
         patch.setattr(_cuda, 'divide_rows', pieces)
         patch.setattr(_tiles_cuda, 'processors', lambda device: 3)
         patch.setattr(_tiles_cuda, 'takes', lambda graph: True)
+        patch.setattr(_tiles_cuda, 'product_of_halves', lambda a, b: a.float() @ b.float())
         yield names
