@@ -54,15 +54,20 @@ class Prologue:
         if not self.all.calls and not self.constants:
             return [read[at] for at in self.wanted]
         values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
-        has_edges = {} if graph is None else {end: _has_edges(graph, end) for end in self.ends}
+        masks: dict[int, Tensor] = {}
+        if graph is not None:
+            for end in self.ends:
+                rowptr = graph.rowptr if end == DST else graph.t_rowptr
+                assert rowptr is not None
+                masks[end] = has_edges(rowptr)
         maps = self.maps if eager else None
         if maps is not None:
             self.before.run(values, {})
         if maps is not None and all(type(values[at]) in PLAIN for at in maps.params):
-            values.update(zip(maps.computed, maps(values, has_edges)))  # noqa: B905
-            self.after.run(values, has_edges)
+            values.update(zip(maps.computed, maps(values, masks)))  # noqa: B905
+            self.after.run(values, masks)
         else:
-            self.all.run(values, has_edges)
+            self.all.run(values, masks)
         return [read[at] if at in read else values[at] for at in self.wanted]
 
 
@@ -147,11 +152,11 @@ class _Operations:
             dtype = next((each.dtype for each in inner if each.op != 'const'), dtype)
         return value.shape, number(value), getattr(torch, dtype)
 
-    def run(self, values: dict[int, Tensor], has_edges: dict[int, Tensor]) -> None:
-        """Adds the values to those of loads. `has_edges` tells by end which nodes have edges, if
-        they are differentiated."""
-        for at, end in self.masked if has_edges else ():
-            values[at] = _replace_unread_rows(values[at], has_edges[end], 0)
+    def run(self, values: dict[int, Tensor], masks: dict[int, Tensor]) -> None:
+        """Adds the values to those of loads, which it replaces by masked ones. `masks` tell by end
+        of edges which nodes have some; none if nothing is differentiated."""
+        for at, end in self.masked if masks else ():
+            values[at] = replace_unread_rows(values[at], masks[end], 0)
         for at, function, args, constants, risky in self.calls:
             given: list = [values.get(arg) for arg in args]
             for k, constant in constants:
@@ -161,9 +166,8 @@ class _Operations:
                     given[k] = torch.full(shape, fill, dtype=dtype, device=device)
                 else:
                     given[k] = constant
-            if has_edges:
-                for k, end in risky:
-                    given[k] = _replace_unread_rows(given[k], has_edges[end], 1)
+            for k, end in risky if masks else ():
+                given[k] = replace_unread_rows(given[k], masks[end], 1)
             values[at] = function(*given)
 
 
@@ -193,8 +197,8 @@ class AfterReductions:
     ) -> list[Tensor]:
         """The results, from the reductions and the tensors that :obj:`reads` lists."""
         if self.masks and torch.is_grad_enabled():
-            has_edges = rowptr[1:] != rowptr[:-1]
-            outs = [_replace_unread_rows(x, has_edges, 0) if x.requires_grad else x for x in outs]
+            mask = has_edges(rowptr)
+            outs = [replace_unread_rows(x, mask, 0) if x.requires_grad else x for x in outs]
         values = {at: x for (at, _, _), x in zip(self.reads, read, strict=True)}
         values |= {at: outs[k].to(self.dtypes[at]) for at, k in self.reduced}
         values |= {at: rowptr.diff().to(self.dtypes[at]) for at in self.degrees}
@@ -212,14 +216,11 @@ def _divides_by_degree(program: Program, at: int) -> bool:
     return program[at].op == 'div' and all(role == 'degree' for role, _ in loads)
 
 
-def _has_edges(graph: Graph, end: int) -> Tensor:
-    """Which nodes have edges of which they are this end, as a column."""
-    rowptr = graph.rowptr if end == DST else graph.t_rowptr
-    assert rowptr is not None
-    size, step = (rowptr.size(0) - 1, 1), (1, 1)
-    return rowptr.as_strided(size, step, 1) != rowptr.as_strided(size, step, 0)
+def has_edges(rowptr: Tensor) -> Tensor:
+    """Which rows of a graph have edges, as a column."""
+    return (rowptr[1:] != rowptr[:-1]).unsqueeze(1)
 
 
-def _replace_unread_rows(x: Tensor, used: Tensor, number: float) -> Tensor:
+def replace_unread_rows(x: Tensor, mask: Tensor, number: float) -> Tensor:
     """Replaces the rows of nodes without edges by a number."""
-    return torch.where(used.view(-1, *(1,) * (x.dim() - 1)), x, number)
+    return torch.where(mask if x.dim() == 2 else mask.view(-1, *(1,) * (x.dim() - 1)), x, number)

@@ -24,6 +24,7 @@ from ._gradients import cotangents_of
 from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows, wrap_rows
 from ._passes import Backward, Pass, Passes
 from ._plan import Output, Plan, WeightedSum, kernel_reduces
+from ._prologue import has_edges, replace_unread_rows
 
 # The results of a pass, and for each the second one of kinds that have two (else None).
 Results: TypeAlias = tuple[list[Tensor], list[Tensor | None]]
@@ -213,9 +214,7 @@ def compute_gradients(
         backward = Backward((), (), False)
     if backward.local:
         # A destination without edges gives none, whatever gradient its result gets.
-        grad = cotangents[plan.outputs[0].at]
-        has_edges = graph.rowptr[1:] != graph.rowptr[:-1]
-        grad = torch.where(has_edges.view(-1, *(1,) * (grad.dim() - 1)), grad, 0)
+        grad = replace_unread_rows(cotangents[plan.outputs[0].at], has_edges(graph.rowptr), 0)
     for k, derivative in zip(backward.local, kept.local, strict=True):
         out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
     for pass_, targets, shared in backward.passes:
