@@ -63,7 +63,7 @@ class SizedIds(Tensor):
 
 
 # Dynamo of torch 2.11 makes no object of a subclass of int.
-_TRACES_SUBCLASSES = torch.__version__ >= (2, 12)
+_TRACES_SUBCLASSES = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 12)
 _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 
