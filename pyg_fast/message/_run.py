@@ -24,6 +24,7 @@ from ._gradients import cotangents_of
 from ._ir import DST_ROLES, NODES, SRC, Inputs, Program, Refused, look_up_rows, wrap_rows
 from ._passes import Backward, Pass, Passes
 from ._plan import Output, Plan, WeightedSum, kernel_reduces
+from ._prologue import has_edges, replace_unread_rows
 
 # The results of a pass, and for each the second one of kinds that have two (else None).
 Results: TypeAlias = tuple[list[Tensor], list[Tensor | None]]
@@ -211,8 +212,10 @@ def compute_gradients(
             given |= {('keep', at): x for at, x in _dropouts(passes, graph, seed).items()}
         out = _blocks.block_gradients(plan, graph, given, needs, acc)
         backward = Backward((), (), False)
+    if backward.local:
+        # A destination without edges gives none, whatever gradient its result gets.
+        grad = replace_unread_rows(cotangents[plan.outputs[0].at], has_edges(graph.rowptr), 0)
     for k, derivative in zip(backward.local, kept.local, strict=True):
-        grad = cotangents[plan.outputs[0].at]
         out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
     for pass_, targets, shared in backward.passes:
         results, _ = run_pass(pass_, graph, values, acc, seed)
@@ -489,7 +492,7 @@ def run(
     graph = graph_of(SRC in hoists or transpose)
     if passes.gathers:
         _check_rows(passes, read, graph)
-    values = passes.prologue(read, graph if hoists else None)
+    values = passes.prologue(read, graph if hoists else None, eager=True)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     pairs = zip(values, plan.inputs, strict=False)
     inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]

@@ -572,7 +572,9 @@ def _unwritten(conv: MessagePassing, inputs: _Inputs) -> _Inputs:
     if writes is None:  # Tensors of inference mode have no version; they are copied anyway.
         of = [(x, x._version) for x in of_nodes.values() if not x.is_inference()]
         own['_watched'] = own.get('_watched', []) + of
-    return inputs | {key: x.clone() for key, x in of_nodes.items()}
+    copies = {id(x): x for x in of_nodes.values()}  # What is one tensor stays one.
+    copies = {name: x.clone() for name, x in copies.items()}
+    return inputs | {key: copies[id(x)] for key, x in of_nodes.items()}
 
 
 def _graph(

@@ -73,7 +73,7 @@ def _split(values: tuple, tensors: list[Tensor]) -> _Form:
             tensors.append(value)
             parts[at] = None
             places.append(at)
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and value:
             parts[at] = _split(value, tensors)
             places.append(~at)
     return type(values), parts, places
