@@ -1,24 +1,33 @@
 """Replaces a model's layers by ours, and back."""
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import Module
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import GPSConv, MessagePassing
 
 from ._report import PYGS, SCRIPTED, AccelerateReport, LayerReport, table_of
-from .nn import FusedGATConv, FusedGATv2Conv, FusedGCNConv, FusedGINConv, FusedSAGEConv
-from .nn._layer import FusedLayer
+from .nn import (
+    FusedGATConv,
+    FusedGATv2Conv,
+    FusedGCNConv,
+    FusedGINConv,
+    FusedGPSConv,
+    FusedSAGEConv,
+)
+from .nn._layer import FusedModule
 from .nn.message_passing import fused_class, why_never
 
 ModelT = TypeVar('ModelT', bound=Module)
 
 # Classes with kernels of their own, by PyG's class.
-_FUSED: dict[type, type[FusedLayer]] = {
+_FUSED: dict[type, type[FusedModule]] = {
     cls._base: cls
-    for cls in (FusedGCNConv, FusedSAGEConv, FusedGINConv, FusedGATConv, FusedGATv2Conv)
-}
+    for cls in (
+        FusedGCNConv, FusedSAGEConv, FusedGINConv, FusedGATConv, FusedGATv2Conv, FusedGPSConv,
+    )
+}  # fmt: skip
 _NAMES = {base.__name__ for base in _FUSED}
 
 
@@ -27,10 +36,10 @@ def accelerate(
 ) -> ModelT:
     r"""Replaces each :class:`~torch_geometric.nn.conv.GCNConv`,
     :class:`~torch_geometric.nn.conv.SAGEConv`, :class:`~torch_geometric.nn.conv.GINConv`,
-    :class:`~torch_geometric.nn.conv.GATConv` and :class:`~torch_geometric.nn.conv.GATv2Conv` of a
-    model by our exact equivalent, in place. Every other
-    :class:`~torch_geometric.nn.MessagePassing`, PyG's or your own, runs its :meth:`message` as one
-    kernel where :class:`~pyg_fast.nn.FusedMessagePassing` would.
+    :class:`~torch_geometric.nn.conv.GATConv`, :class:`~torch_geometric.nn.conv.GATv2Conv` and
+    :class:`~torch_geometric.nn.conv.GPSConv` of a model by our exact equivalent, in place. Every
+    other :class:`~torch_geometric.nn.MessagePassing`, PyG's or your own, runs its :meth:`message`
+    as one kernel where :class:`~pyg_fast.nn.FusedMessagePassing` would.
 
     The layers stay the same objects (only their class changes, as for lazy modules in PyTorch),
     and so do parameters, buffers, hooks and options: existing optimizers keep working, state_dict
@@ -79,7 +88,7 @@ def accelerate(
             f"accelerate(strict=True): PyG's code runs {by_pyg} of {len(reports)} layers:{table}"
         )
     for conv, report in layers:
-        if report.fused is not None and not isinstance(conv, FusedLayer):
+        if report.fused is not None and not isinstance(conv, FusedModule):
             _class_for(type(conv))._fused_adopt(conv)
     if verbose:
         print(_will_run(reports))
@@ -125,7 +134,7 @@ def restore(model: ModelT) -> ModelT:
     """
     _check_model(model)
     for module in model.modules():
-        if isinstance(module, FusedLayer) and module._fused_is_adopted():
+        if isinstance(module, FusedModule) and module._fused_is_adopted():
             module._fused_release()
     return model
 
@@ -135,7 +144,7 @@ def _check_model(model: object) -> None:
         raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
 
 
-def _layers(model: Module) -> Iterator[tuple[Module, LayerReport]]:
+def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
     _check_model(model)
     for name, module in model.named_modules():
         cls = type(module)
@@ -143,7 +152,7 @@ def _layers(model: Module) -> Iterator[tuple[Module, LayerReport]]:
             original = getattr(module, 'original_name', '')
             if original in _NAMES:
                 yield module, LayerReport(name, original, None, SCRIPTED)
-        elif isinstance(module, FusedLayer):
+        elif isinstance(module, FusedModule):
             layer = module._base.__name__ if module._fused_is_adopted() else cls.__name__
             reason = cls._fused_why_never(module)
             fused = None if reason else cls.__name__
@@ -151,14 +160,14 @@ def _layers(model: Module) -> Iterator[tuple[Module, LayerReport]]:
             if module._last_run:
                 ran, reason = f'{PYGS}: {module._last_run}', reason or module._last_run
             yield module, LayerReport(name, layer, fused, reason, ran, module._fused_how())
-        elif isinstance(module, MessagePassing):
+        elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)
             fused = None if reason else _class_for(cls).__name__
             yield module, LayerReport(name, cls.__name__, fused, reason)
 
 
-def _class_for(cls: type) -> type[FusedLayer]:
+def _class_for(cls: type) -> type[FusedModule]:
     """Our class for a layer of PyG's or of the user."""
     return _FUSED[cls] if cls in _FUSED else fused_class(cls)
 

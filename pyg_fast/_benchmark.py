@@ -22,7 +22,7 @@ from ._compile import compile as compile_accelerated
 from ._progress import progress
 from ._report import AccelerateReport, table_of
 from .graph.prepared_graph import PreparedGraph
-from .nn._layer import FusedLayer
+from .nn._layer import FusedModule
 from .papers.maxk import MaxKGNN
 from .papers.paths import PathPreparedGNN
 from .transforms import ToCSR
@@ -300,13 +300,11 @@ def _by_pyg(model: Module) -> Module:
             isinstance(module, MaxKGNN) and module.k is not None
         ):
             raise ValueError(f'{type(module).__name__} has no equivalent in PyG')
-    if isinstance(model, FusedLayer):
-        return model.__prepare_scriptable__()
-    for parent in list(model.modules()):
+    for parent in reversed(list(model.modules())):  # Layers in layers first.
         for name, child in parent.named_children():
-            if isinstance(child, FusedLayer):
+            if isinstance(child, FusedModule):
                 setattr(parent, name, child.__prepare_scriptable__())
-    return model
+    return model.__prepare_scriptable__() if isinstance(model, FusedModule) else model
 
 
 def _compiled_pyg(model: Module) -> Module:

@@ -13,7 +13,10 @@ __all__ = [
 ]  # fmt: skip
 
 ops = torch.ops.pyg_fast
-OF_PYTHON = {'message', 'message_backward'}  # Not compiled; `import pyg_fast` does not define them.
+# Of Python, not compiled; `import pyg_fast` alone does not define all of them.
+OF_PYTHON = {
+    'message', 'message_backward', 'segment_attention', 'segment_attention_backward',
+}  # fmt: skip
 
 # What ops must compute, in plain torch and float64; the edges that dropout of attention keeps; the
 # error of an edge out of range, which CUDA reports later.

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import Dropout, Module
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCN, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GCN, GCNConv, GPSConv, HeteroConv, SAGEConv
 
 import pyg_fast
+from pyg_fast._benchmark import _by_pyg
 from pyg_fast.datasets import PlantedGraph
-from pyg_fast.nn import FusedGCNConv, MaxKGNN
+from pyg_fast.nn import FusedGCNConv, FusedGPSConv, MaxKGNN
 from pyg_fast.transforms import ToCSR
 
 
@@ -112,6 +113,17 @@ def test_a_way_that_fails_is_a_row(device: torch.device) -> None:
     rows = pyg_fast.benchmark(Dropout(), data, capture=False, seconds=0.01)
     assert all(row.error.startswith('TypeError') for row in rows.rows)
     assert 'failed' in repr(rows)
+
+
+def test_layers_in_layers_become_pygs() -> None:
+    for model in (
+        FusedGPSConv(8, FusedGCNConv(8, 8)),
+        torch.nn.Sequential(FusedGPSConv(8, FusedGCNConv(8, 8))),
+        pyg_fast.accelerate(GPSConv(8, GCNConv(8, 8))),
+    ):
+        found = [type(each) for each in _by_pyg(model).modules()]
+        assert {GPSConv, GCNConv} <= {*found}
+        assert not {FusedGPSConv, FusedGCNConv} & {*found}
 
 
 @pytest.mark.parametrize(

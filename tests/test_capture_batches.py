@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import BatchNorm, GINEConv, GraphNorm, HeteroBatchNorm, global_mean_pool
+from torch_geometric.nn import (
+    BatchNorm,
+    GINEConv,
+    GPSConv,
+    GraphNorm,
+    HeteroBatchNorm,
+    global_mean_pool,
+)
 from torch_geometric.nn.aggr import SoftmaxAggregation
 
 import pyg_fast
@@ -135,6 +142,54 @@ def test_like_pygs_loop(graphs: list[Data], device: torch.device, how: str) -> N
     if how != 'direct' and device.type == 'cpu':
         assert 1 < step._recorder.num_recorded <= len(loader.buckets)
         assert step._recorder.num_replayed == 3 * 6 - step.num_eager - 1
+
+
+class GPS(nn.Module):
+    """Attention over the graphs of a batch."""
+
+    def __init__(self, num_layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            GPSConv(
+                4, GINEConv(nn.Linear(4, 4), edge_dim=3), heads=2, act='elu',
+                attn_kwargs={'dropout': dropout},
+            ) for _ in range(num_layers)
+        )  # fmt: skip
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        x = batch.x
+        for conv in self.convs:
+            x = conv(x, batch.edge_index, batch.batch, edge_attr=batch.edge_attr)
+        return self.last(global_mean_pool(x, batch.batch)).squeeze(-1)
+
+
+def test_gps(graphs: list[Data], device: torch.device) -> None:
+    """PyG's waits for the size of the largest graph; the accelerated one does not."""
+    pygs = GPS().double().to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(pygs))
+    plain, loader = DataLoader(graphs, SIZE), pad(graphs, device)
+    step = replayed(pyg_fast.capture(ours, loader, sgd(ours, fused=True), loss_fn))
+    optimizer = sgd(pygs)
+    for _ in range(2):
+        assert_close(list(step.epoch()), list(pygs_loop(pygs, plain, optimizer)))
+        assert_same(ours, pygs)
+    assert step.num_eager == 2 + loader.num_unpadded
+    if device.type == 'cpu':
+        assert step._recorder.num_replayed > 0
+        step = replayed(pyg_fast.capture(pygs, loader, sgd(pygs, fused=True), loss_fn))
+        with pytest.raises(RuntimeError, match='not permitted when stream is capturing'):
+            list(step.epoch())
+
+
+def test_dropout_of_gps(graphs: list[Data], device: torch.device) -> None:
+    """Each replay drops other pairs; the check does without."""
+    model = pyg_fast.accelerate(GPS(dropout=0.5).double().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0, fused=True)
+    step = replayed(pyg_fast.capture(model, pad(graphs, device), optimizer, loss_fn))
+    batch = next(batch for batch in step.loader if batch.num_graphs > SIZE)
+    losses = [step(batch).item() for _ in range(4)]
+    assert len({*losses}) == 4
 
 
 def test_a_step_leaves_no_trace_of_its_recording(graphs: list[Data], device: torch.device) -> None:
@@ -740,6 +795,22 @@ def test_compiled(
     counters = torch._dynamo.utils.counters
     assert counters['stats']['unique_graphs'] == 1
     assert not counters['graph_break']
+
+
+def test_compiled_gps(
+    graphs: list[Data], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With attention over graphs in the code, without a graph break."""
+    monkeypatch.setattr('pyg_fast._batches.runs.backend', 'aot_eager')
+    ours = GPS(num_layers=1).double().to(device)
+    pygs = copy.deepcopy(ours)
+    pyg_fast.accelerate(ours)
+    step = pyg_fast.capture(ours, pad(graphs, device), sgd(ours), loss_fn, compile=True)
+    torch._dynamo.utils.counters.clear()
+    losses = list(step.epoch())
+    assert_close(losses, list(pygs_loop(pygs, DataLoader(graphs, SIZE), sgd(pygs))))
+    assert_same(ours, pygs)
+    assert not torch._dynamo.utils.counters['graph_break']
 
 
 def test_inductor(graphs: list[Data], device: torch.device) -> None:

@@ -14,7 +14,7 @@ RAW = {'ops._library', 'ops._edges', 'ops._numbers', '_lazy', '_progress'}
 OPS = RAW | {'sparse', 'ops'}
 GRAPH = OPS | {'graph'}
 FUNCTIONS = GRAPH | {'functional'}
-CORE = FUNCTIONS | {'message', 'nn', 'transforms', 'loader'}
+CORE = FUNCTIONS | {'message', 'attention', 'nn', 'transforms', 'loader'}
 BELOW: dict[str, set[str]] = {
     '_lazy': set(),
     '_progress': set(),
@@ -26,7 +26,8 @@ BELOW: dict[str, set[str]] = {
     'graph': GRAPH,
     'functional': FUNCTIONS,
     'message': GRAPH,
-    'nn': FUNCTIONS | {'message'},
+    'attention': GRAPH | {'message'},
+    'nn': FUNCTIONS | {'message', 'attention'},
     'datasets': FUNCTIONS,
     'transforms': FUNCTIONS | {'nn'},
     'loader': FUNCTIONS | {'nn'},

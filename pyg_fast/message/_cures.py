@@ -23,6 +23,12 @@ _CURES = [
     (r'fuse=False', 'fuse=True'),
     (r'return_attention_weights', 'a call without return_attention_weights'),
     (r'explain', 'explain = False, once the model is explained'),
+    (r'attn_type=', "attn_type='multihead'"),
+    (r'add_bias_kv|add_zero_attn', 'attn_kwargs without that option'),
+    (r'its attention (is|has batch_first)', 'the MultiheadAttention that GPSConv makes'),
+    (r'heads of \d+ channels', 'more heads, of at most 256 channels (float64: 128)'),
+    (r'compute capability', 'a newer GPU'),
+    (r'^a batch ', 'as batch the graph of each node, int64, on the device of the features'),
     (r'hooks', 'no hooks while it trains'),
     (r'BatchNorm|batch normalization|writes? into', 'the norm or the write in forward or update, '
      'after propagate; in message new tensors, out of place'),

@@ -731,11 +731,9 @@ def _store(pointer: str, place: str, value: str, mask: str) -> str:
     return f'tl.store({pointer} + {place}, {value}{", " * bool(mask)}{mask})'
 
 
-# What the kernels call. A product with the error of float32 is one of sums of three numbers of
-# bfloat16, without the least parts; one of two such numbers has less error than TF32. A lesser part
-# of what is not finite is 0. Those `apart` have no sums in one accumulator, which Triton takes for
-# products of products. The key of a number has its row, then its place in the tile.
-_FUNCTIONS = f"""@triton.jit
+# A product with the error of float32 is one of sums of three numbers of bfloat16, without the least
+# parts; one of two such numbers has less error than TF32. A lesser part of what is not finite is 0.
+PRODUCTS = """@triton.jit
 def thirds(x):
     a = x.to(tl.bfloat16)
     rest = x - a.to(tl.float32)
@@ -759,7 +757,11 @@ def product_of_2(a0, a1, b0, b1):
     low = tl.dot(a1, b0)
     low = tl.dot(a0, b1, low)
     return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+"""
 
+# What the kernels call. Products `apart` have no sums in one accumulator, which Triton takes for
+# products of products. The key of a number has its row, then its place in the tile.
+_FUNCTIONS = f"""{PRODUCTS}
 
 @triton.jit
 def product_of_3_apart(a0, a1, a2, b0, b1, b2):

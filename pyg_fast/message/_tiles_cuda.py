@@ -146,10 +146,10 @@ def processors(device: torch.device) -> int:
 def matmul_precision(pass_: 'Pass') -> str:
     """How products of float32 are computed, by torch's setting; those that a maximum compares, or
     chose, always as exactly as float32 does."""
-    return 'high' if not pass_.compares and _may_round() else 'highest'
+    return 'high' if not pass_.compares and may_round() else 'highest'
 
 
-def _may_round() -> bool:
+def may_round() -> bool:
     """Whether torch rounds products of float32 to TF32."""
     try:
         return torch.get_float32_matmul_precision() != 'highest'

@@ -10,6 +10,7 @@ from ._inference import inference
 from .gat import FusedGATConv, FusedGATv2Conv
 from .gcn import FusedGCNConv
 from .gin import FusedGINConv
+from .gps import FusedGPSConv
 from .message_passing import FusedMessagePassing
 from .sage import FusedSAGEConv
 from .transformer import FusedTransformerConv
@@ -35,9 +36,10 @@ __getattr__ = lazy(__name__, _ROOMS)
 
 __all__ = [
     'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'FusedGCNConv', 'FusedGINConv',
-    'FusedMessagePassing', 'FusedSAGEConv', 'FusedTransformerConv', 'MaxK', 'MaxKGCNConv',
-    'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv',
-    'PathPreparedGNN', 'PathPreparedSAGEConv', 'SampledGCNConv', 'SampledSAGEConv', 'inference',
+    'FusedGPSConv', 'FusedMessagePassing', 'FusedSAGEConv', 'FusedTransformerConv', 'MaxK',
+    'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv',
+    'PathPreparedGINConv', 'PathPreparedGNN', 'PathPreparedSAGEConv', 'SampledGCNConv',
+    'SampledSAGEConv', 'inference',
 ]  # fmt: skip
 
 

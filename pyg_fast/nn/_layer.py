@@ -1,7 +1,7 @@
 """The protocol of our layers: subclasses of PyG's that stay PyG layers."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,31 +31,27 @@ else:
     Mixin = object
 
 
-class FusedLayer(Mixin):
-    """Mixin for a subclass of a PyG layer: it runs a kernel where that gives PyG's result, and
+class FusedModule:
+    """Mixin for a subclass of a layer of PyG: it runs a kernel where that gives PyG's result, and
     PyG's code elsewhere. Parameters, options and state_dict are those of :obj:`_base`.
-
-    Two mixins are of this kind: :class:`Fused` for layers with a kernel of their own, which replace
-    `forward`, and :class:`~pyg_fast.nn.message_passing.FusedPropagate` for layers with a generated
-    kernel, whose `propagate` it replaces.
 
     A subclass says what :func:`~pyg_fast.accelerate` and reports ask: :meth:`_fused_why_never`, and
     by :meth:`_fused_note` what ran in each call. Names begin with ``_fused``: the mixin stands
     before the user's class, which must not meet them.
     """
 
-    _base: type[MessagePassing]  # PyG's class
+    _base: type[Module]  # PyG's class
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
 
     @classmethod
-    def _fused_why_never(cls, conv: MessagePassing) -> str | None:
+    def _fused_why_never(cls, conv: Any) -> str | None:
         """Why PyG's code would run for every input of a layer of this class or of :obj:`_base`;
         None if a kernel may run."""
         raise NotImplementedError
 
     @classmethod
-    def _fused_adopt(cls, conv: MessagePassing) -> None:
+    def _fused_adopt(cls, conv: Any) -> None:
         """Makes a layer of :obj:`_base` one of this class, in place."""
         conv.__class__ = cls
         setattr(conv, _MARK, True)
@@ -69,11 +65,31 @@ class FusedLayer(Mixin):
         own = self.__dict__
         for name in (_MARK, *self._fused_own):
             own.pop(name, None)
-        self.__class__ = self._base
+        self.__class__ = self._base  # type: ignore[assignment]
 
     def _fused_how(self) -> str | None:
         """How our code ran in the last eager call: by a 'kernel', or over 'blocks' of edges."""
         return 'kernel' if self._last_run == '' else None
+
+    def _fused_note(self, reason: str) -> None:
+        """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
+        if not torch.compiler.is_compiling():
+            self.__dict__['_last_run'] = reason
+
+    def __prepare_scriptable__(self) -> Any:
+        """PyG's own layer, sharing the parameters."""
+        raise NotImplementedError
+
+
+class FusedLayer(FusedModule, Mixin):
+    """Mixin for a subclass of a :class:`~torch_geometric.nn.MessagePassing` layer.
+
+    Two mixins are of this kind: :class:`Fused` for layers with a kernel of their own, which replace
+    `forward`, and :class:`~pyg_fast.nn.message_passing.FusedPropagate` for layers with a generated
+    kernel, whose `propagate` it replaces.
+    """
+
+    _base: type[MessagePassing]
 
     def __prepare_scriptable__(self) -> MessagePassing:
         return self._fused_to_base()
@@ -166,11 +182,6 @@ class Fused(FusedLayer):
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
             self._fused_note('a sparse matrix' if sparse else 'arguments that no kernel takes')
         return edges_for_pyg(edge_index)
-
-    def _fused_note(self, reason: str) -> None:
-        """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
-        if not torch.compiler.is_compiling():
-            self.__dict__['_last_run'] = reason
 
     def __prepare_scriptable__(self) -> MessagePassing:
         return self.to_base()

@@ -25,6 +25,7 @@ from .node_map import NodeMap
 from .random_walk import pinsage_neighbors, random_walk
 
 if TYPE_CHECKING:
+    from ..attention import segment_attention
     from ..message.message_passing import message_passing
     from ..papers.maxk import maxk
 
@@ -46,6 +47,7 @@ __all__ = [
     'random_walk',
     'relabel',
     'sampled_spmm',
+    'segment_attention',
     'spmm',
     'to_csr',
     'pinsage_neighbors',
@@ -54,8 +56,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == 'message_passing':  # It is made of other ops, and imported when it is used.
+    # They stand above other ops, and are imported when they are used.
+    if name == 'message_passing':
         return import_module('pyg_fast.message').message_passing
+    if name == 'segment_attention':
+        return import_module('pyg_fast.attention').segment_attention
     if name == 'maxk':
         return import_module('pyg_fast.papers.maxk').maxk
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

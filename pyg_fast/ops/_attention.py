@@ -41,13 +41,13 @@ def drawn_seed(seed: Tensor | None, dropout: float, x: Tensor) -> Tensor | None:
 def keeps(seed: Tensor, ids: Tensor, heads: int, dropout: float) -> Tensor:
     """Whether dropout keeps each edge and head, as in the kernels: :math:`(n, H)`."""
     low, high = seed & _WORD, seed >> 32 & _WORD
-    bits = _mixed(_mixed(ids & _WORD ^ _mixed(low)) + (ids >> 32 & _WORD) * 0x85EBCA6B) ^ high
+    bits = mixed(mixed(ids & _WORD ^ mixed(low)) + (ids >> 32 & _WORD) * 0x85EBCA6B) ^ high
     head = torch.arange(1, heads + 1, device=ids.device)
     threshold = min(int(dropout * 2**32), _WORD)
-    return _mixed(bits.view(-1, 1) + head * 0x9E3779B9) >= threshold
+    return mixed(bits.view(-1, 1) + head * 0x9E3779B9) >= threshold
 
 
-def _mixed(h: Tensor) -> Tensor:
+def mixed(h: Tensor) -> Tensor:
     # 32 bits in int64, whose products may wrap around: only the low word is used.
     h = h & _WORD
     h = (h ^ h >> 16) * 0x21F0AAAD & _WORD

@@ -315,6 +315,18 @@ def test_edge_mlp(tmp_path: Path) -> None:
             assert cell['results']['ours, prepared']['error'] <= 1
 
 
+def test_gps(tmp_path: Path) -> None:
+    report, markdown, _ = run('gps', tmp_path, '--eager-only')
+    check_report(report, markdown)
+    (section,) = report['sections']
+    (cell,) = section['cells']
+    assert cell['graph'] == '4 graphs'
+    assert cell['results'].keys() == {
+        'ours, captured', 'ours, eager', 'PyG', 'PyG, batches at hand',
+    }  # fmt: skip
+    assert all(result['error'] <= 1 for result in cell['results'].values())
+
+
 @pytest.mark.optional
 def test_more_hubs(tmp_path: Path) -> None:
     report, markdown, _ = run('hubs', tmp_path, '--parts', 'layers,hetero,widths')

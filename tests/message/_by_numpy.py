@@ -93,9 +93,11 @@ def _better(ignoring: np.ufunc, keeping: np.ufunc) -> Callable[..., Block]:
     return better
 
 
-def _dot(a: Block, b: Block, acc: Any = 0, input_precision: str = 'tf32') -> Block:
+def _dot(
+    a: Block, b: Block, acc: Any = 0, input_precision: str = 'tf32', out_dtype: Any = np.float32
+) -> Block:
     assert min(*a.shape, *b.shape) >= 16 or input_precision == 'tf32x3'
-    return block(np.matmul(a, b) + acc, np.float32)
+    return block(np.matmul(np.asarray(a, out_dtype), np.asarray(b, out_dtype)) + acc, out_dtype)
 
 
 def _scan(blocks: Sequence[Any], axis: int, combine: Callable[..., Any]) -> list[Block]:
@@ -131,7 +133,7 @@ _program = 0
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 TL = SimpleNamespace(
     **{name: name for name in HALF},
-    **{name: np.dtype(name) for name in ('int32', 'int64', 'float32', 'float64')},
+    **{name: np.dtype(name) for name in ('int32', 'int64', 'uint32', 'float32', 'float64')},
     int1=np.dtype(bool), constexpr=None, PropagateNan=SimpleNamespace(ALL=True),
     **{name: _elementwise(getattr(np, name)) for name in (
         'abs', 'ceil', 'cos', 'exp', 'exp2', 'floor', 'log', 'log2', 'sin', 'sqrt', 'where',

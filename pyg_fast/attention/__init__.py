@@ -1,0 +1,5 @@
+"""Attention within the graphs of a batch."""
+
+from ._op import segment_attention
+
+__all__ = ['segment_attention']
