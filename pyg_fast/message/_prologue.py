@@ -78,9 +78,7 @@ class _Operations:
     could make it NaN (zero times the derivative of a square root at zero): such rows are replaced.
     """
 
-    def __init__(
-        self, program: Program, wanted: Sequence[int], known: Container[int] = ()
-    ) -> None:
+    def __init__(self, program: Program, wanted: Sequence[int], known: Container[int] = ()) -> None:
         self.program, self.wanted = program, wanted
         outputs = [at for at in wanted if program[at].op != 'load']
         self.order = program.reachable(outputs, known)
