@@ -18,9 +18,8 @@ from ._values import CALLS, POWERS, ROUNDED_ADD, next_power_of_two, sum_text
 _MIN_BLOCK = 16
 # The widest values: registers hold no wider tile.
 _MAX_WIDTH = 128
-# Registers of a multiprocessor, and programs that it runs at once.
+# Registers of a multiprocessor.
 _REGISTERS = 2**16
-_PROGRAMS_OF_4_WARPS, _PROGRAMS_OF_8_WARPS = 3, 2
 # The shared memory of a program of compute capability 9.0, where there is no GPU, and the least of
 # all that have products of bfloat16.
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
@@ -241,7 +240,7 @@ class _Tiles:
     def programs(self) -> int:
         """How many programs a multiprocessor runs at once: more hide the latency of memory, fewer
         have more registers."""
-        most = _PROGRAMS_OF_8_WARPS if self.has_breaks else _PROGRAMS_OF_4_WARPS
+        most = 3 if not self.has_breaks else 2 if self._is_half() else 1
         return max(1, min(most, shared_memory() // (self._shared_bytes() + 2**10)))
 
     def _is_half(self) -> bool:
