@@ -1,7 +1,7 @@
 """Runs what a plan computes on nodes and parameters: its prologue before the passes, and what
 follows the reductions of an `aggregate`."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -10,7 +10,6 @@ from torch.nn.functional import linear
 
 from ..sparse.graph import Graph
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
-from ._node_maps import PLAIN, find_maps
 from ._rows import RowPart
 
 # A Python number, or the shape, number and dtype of a tensor filled with it.
@@ -28,69 +27,28 @@ class _Call(NamedTuple):
 
 
 class Prologue:
-    """Computes the inputs of the passes, and the weights of the tail."""
-
-    def __init__(self, program: Program, wanted: list[int]) -> None:
-        self.wanted = wanted
-        self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
-        self.all = _Operations(program, wanted)
-        self.ends = self.all.ends
-        # In eager mode: what the linear maps of nodes read, these, and what is left.
-        self.maps = find_maps(program, wanted, self.all.order)
-        if self.maps is not None:
-            self.before = _Operations(program, self.maps.params)
-            self.after = _Operations(program, wanted, {*self.maps.computed, *self.before.order})
-
-    def __call__(
-        self, read: dict[int, Tensor], graph: Graph | None, eager: bool = False
-    ) -> list[Tensor]:
-        """Computes the values.
-
-        Args:
-            read: The tensors that the program loads.
-            graph: Given if the values are differentiated.
-            eager: Whether functions of autograd may run, which a trace would lose.
-        """
-        if not self.all.calls and not self.constants:
-            return [read[at] for at in self.wanted]
-        values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
-        masks: dict[int, Tensor] = {}
-        if graph is not None:
-            for end in self.ends:
-                rowptr = graph.rowptr if end == DST else graph.t_rowptr
-                assert rowptr is not None
-                masks[end] = has_edges(rowptr)
-        maps = self.maps if eager else None
-        if maps is not None:
-            self.before.run(values, {})
-        if maps is not None and all(type(values[at]) in PLAIN for at in maps.params):
-            values.update(zip(maps.computed, maps(values, masks)))  # noqa: B905
-            self.after.run(values, masks)
-        else:
-            self.all.run(values, masks)
-        return [read[at] if at in read else values[at] for at in self.wanted]
-
-
-class _Operations:
-    """The operations of torch that compute wanted values of a program, where others are known.
+    """Computes the inputs of the passes, and the weights of the tail.
 
     No edge reads the row of a node without edges, so its gradient must be zero. Hoisted operations
     could make it NaN (zero times the derivative of a square root at zero): such rows are replaced.
     """
 
-    def __init__(self, program: Program, wanted: Sequence[int], known: Container[int] = ()) -> None:
+    def __init__(self, program: Program, wanted: list[int]) -> None:
         self.program, self.wanted = program, wanted
-        outputs = [at for at in wanted if program[at].op != 'load']
-        self.order = program.reachable(outputs, known)
-        of_nodes = [(at, end) for at in self.order if (end := program.dependence(at)) in (SRC, DST)]
-        self.ends = {end for _, end in of_nodes}
+        self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
+        self.end = {at: end for at in self.order if (end := program.dependence(at)) != PARAM}
+        self.ends = {end for end in self.end.values() if end in (SRC, DST)}
         # Loads of nodes, whose rows of nodes without edges are replaced.
-        self.masked = [(at, end) for at, end in of_nodes if program[at].op == 'load']
+        self.masked = [
+            (at, end) for at, end in self.end.items()
+            if program[at].op == 'load' and end in self.ends
+        ]  # fmt: skip
+        self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
         self.calls = self._make_calls()
 
     def _make_calls(self) -> list[_Call]:
         program = self.program
-        users = [arg for at in self.order for arg in program[at].args] + list(self.wanted)
+        users = [arg for at in self.order for arg in program[at].args] + self.wanted
         affine = {
             at: parts for at in self.order if (parts := self._find_affine(at, users)) is not None
         }
@@ -118,8 +76,8 @@ class _Operations:
                 (k, self._constant(at, arg)) for k, arg in enumerate(args)
                 if program[arg].op == 'const'
             ]  # fmt: skip
-            ends = enumerate(map(program.dependence, args)) if value.op in RISKY else ()
-            risky = [(k, end) for k, end in ends if end in (SRC, DST)]
+            ends = [(k, self.end[arg]) for k, arg in enumerate(args) if arg in self.end]
+            risky = [(k, end) for k, end in ends if end in self.ends and value.op in RISKY]
             calls.append(_Call(at, function, args, tuple(constants), tuple(risky)))
         return calls
 
@@ -150,23 +108,33 @@ class _Operations:
             dtype = next((each.dtype for each in inner if each.op != 'const'), dtype)
         return value.shape, number(value), getattr(torch, dtype)
 
-    def run(self, values: dict[int, Tensor], masks: dict[int, Tensor]) -> None:
-        """Adds the values to those of loads, which it replaces by masked ones. `masks` tell by end
-        of edges which nodes have some; none if nothing is differentiated."""
-        for at, end in self.masked if masks else ():
-            values[at] = replace_unread_rows(values[at], masks[end], 0)
+    def __call__(self, read: dict[int, Tensor], graph: Graph | None) -> list[Tensor]:
+        """Computes the values from the tensors read; differentiable if the graph is given."""
+        if not self.calls and not self.constants:
+            return [read[at] for at in self.wanted]
+        values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
+        used: dict[int, Tensor] = {}
+        if graph is not None:
+            for end in self.ends:
+                rowptr = graph.rowptr if end == DST else graph.t_rowptr
+                assert rowptr is not None
+                used[end] = has_edges(rowptr)
+            for at, end in self.masked:
+                values[at] = replace_unread_rows(read[at], used[end], 0)
         for at, function, args, constants, risky in self.calls:
             given: list = [values.get(arg) for arg in args]
             for k, constant in constants:
                 if isinstance(constant, tuple):
                     shape, fill, dtype = constant
-                    device = next(iter(values.values())).device
+                    device = next(iter(read.values())).device
                     given[k] = torch.full(shape, fill, dtype=dtype, device=device)
                 else:
                     given[k] = constant
-            for k, end in risky if masks else ():
-                given[k] = replace_unread_rows(given[k], masks[end], 1)
+            if used:
+                for k, end in risky:
+                    given[k] = replace_unread_rows(given[k], used[end], 1)
             values[at] = function(*given)
+        return [read[at] if at in read else values[at] for at in self.wanted]
 
 
 class AfterReductions:
@@ -195,8 +163,8 @@ class AfterReductions:
     ) -> list[Tensor]:
         """The results, from the reductions and the tensors that :obj:`reads` lists."""
         if self.masks and torch.is_grad_enabled():
-            mask = has_edges(rowptr)
-            outs = [replace_unread_rows(x, mask, 0) if x.requires_grad else x for x in outs]
+            used = has_edges(rowptr)
+            outs = [replace_unread_rows(x, used, 0) if x.requires_grad else x for x in outs]
         values = {at: x for (at, _, _), x in zip(self.reads, read, strict=True)}
         values |= {at: outs[k].to(self.dtypes[at]) for at, k in self.reduced}
         values |= {at: rowptr.diff().to(self.dtypes[at]) for at in self.degrees}
@@ -215,10 +183,10 @@ def _divides_by_degree(program: Program, at: int) -> bool:
 
 
 def has_edges(rowptr: Tensor) -> Tensor:
-    """Which rows of a graph have edges, as a column."""
-    return (rowptr[1:] != rowptr[:-1]).unsqueeze(1)
+    """Which nodes have edges."""
+    return rowptr[1:] != rowptr[:-1]
 
 
-def replace_unread_rows(x: Tensor, mask: Tensor, number: float) -> Tensor:
+def replace_unread_rows(x: Tensor, used: Tensor, number: float) -> Tensor:
     """Replaces the rows of nodes without edges by a number."""
-    return torch.where(mask if x.dim() == 2 else mask.view(-1, *(1,) * (x.dim() - 1)), x, number)
+    return torch.where(used.view(-1, *(1,) * (x.dim() - 1)), x, number)

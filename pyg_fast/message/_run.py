@@ -492,7 +492,7 @@ def run(
     graph = graph_of(SRC in hoists or transpose)
     if passes.gathers:
         _check_rows(passes, read, graph)
-    values = passes.prologue(read, graph if hoists else None, eager=True)
+    values = passes.prologue(read, graph if hoists else None)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     pairs = zip(values, plan.inputs, strict=False)
     inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]
