@@ -89,9 +89,12 @@ def _launch_tiles(
             (*sizes, first, end, num_programs), constants, source.registers,
         )  # fmt: skip
         count = min(end * EDGES, graph.num_edges) - first * EDGES
+        stored = [
+            x[:count, : each.size] for x, each in zip(factors, source.factors, strict=True)
+        ]  # fmt: skip
         for k, pairs in source.pairs.items():
             for left, right in pairs:
-                _add_product(outs[k][0], source, left, right, [x[:count] for x in factors])
+                _add_product(outs[k][0], stored[left], stored[right])
     for k, part in parts.items():
         text = combine_text(pass_.outs[k].kind, math.prod(part.shape[1:]))
         second = [seconds[k], second_parts[k]] if k in seconds else []
@@ -111,16 +114,12 @@ def _tiles_at_once(factors: Sequence[Factor], num_tiles: int) -> int:
     return min(num_tiles, max(_LEAST_EDGES, min(_MOST_EDGES, _FACTOR_BYTES // width)) // EDGES)
 
 
-def _add_product(
-    total: Tensor, source: TileSource, left: int, right: int, factors: Sequence[Tensor]
-) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds the sum of outer products of two factors."""
-    height, width = source.factors[left].size, source.factors[right].size
-    one, two = factors[left][:, :height].t(), factors[right][:, :width]
-    if one.dtype == torch.float32:
-        total.addmm_(one, two)
+    if left.dtype == torch.float32:
+        total.addmm_(left.t(), right)
     else:
-        total += product_of_halves(one, two)
+        total += product_of_halves(left.t(), right)
 
 
 def product_of_halves(one: Tensor, two: Tensor) -> Tensor:
