@@ -165,6 +165,7 @@ class _Tiles:
     is_wide: bool = field(init=False)
     has_breaks: bool = field(init=False)  # whether products read others' results from memory
     factors: dict[int, Factor] = field(default_factory=dict)  # by position in the program
+    scratches: dict[int, int] = field(default_factory=dict)  # factors of values read in parts
     pairs: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -331,6 +332,8 @@ class _Tiles:
             return self._load(at, 0, size)
         if op == 'slice':
             return self._slice(at)
+        if op == 'cat':
+            return self._join(at)
         if op == 'const':
             return self._constant(at)
         if op == 'mm':
@@ -373,14 +376,44 @@ class _Tiles:
         return f'c{width}', '' if width == size else f'(c{width} < {size})'
 
     def _slice(self, at: int) -> _Value:
-        """Some channels of an input."""
+        """Some channels of an input, or by way of memory of a computed value."""
         _, (x,), (dim, start, _, step), shape, _ = self.program[at]
+        if math.prod(shape[:dim]) != 1 or step != 1:
+            raise Refused('a part of rows of a value around a matrix product')
         while self.program[x].op == 'view':
             (x,) = self.program[x].args
-        lead = math.prod(shape[:dim])
-        if self.program[x].op != 'load' or lead != 1 or step != 1:
-            raise Refused('a part of a value around a matrix product')
-        return self._load(x, start * math.prod(shape[dim + 1 :]), math.prod(shape))
+        first, size = start * math.prod(shape[dim + 1 :]), math.prod(shape)
+        if self.program[x].op == 'load':
+            return self._load(x, first, size)
+        if x not in self.scratches:
+            whole = math.prod(self.program[x].shape)
+            self.scratches[x] = self._scratch([(self._block_of(x), whole)])
+        return self._load_channels(self.scratches[x], first, size)
+
+    def _join(self, at: int) -> _Value:
+        """Values one after another, by way of memory."""
+        parts = [(self.value(one), math.prod(self.program[one].shape)) for one in self._parts(at)]
+        return self._load_channels(self._scratch(parts), 0, math.prod(self.program[at].shape))
+
+    def _scratch(self, parts: Sequence[tuple[_Value, int]]) -> int:
+        """Stores blocks one after another, for this tile alone; returns the number."""
+        number, size = len(self.factors), sum(size for _, size in parts)
+        self.factors[-1 - number] = Factor(size, size, 'float32', True)
+        self.lines.append('tl.debug_barrier()')  # All have read what it had of another tile.
+        start = 0
+        for block, size in parts:
+            columns, mask = self._columns(size)
+            place = self._place_of_factor(number, f'{columns} + {start}' if start else columns)
+            text = self._of_edges(block, _block(size))
+            mask = _all_of('inside[:, None]', mask)
+            self.lines.append(_store(f'factor{number}', place, text, mask))
+            start += size
+        return number
+
+    def _load_channels(self, number: int, start: int, size: int) -> _Value:
+        columns, mask = self._columns(size)
+        name = self._load_factor(number, f'{columns} + {start}' if start else columns, mask)
+        return _Value(name, _block(size), True)
 
     def _load(self, at: int, start: int, size: int) -> _Value:
         """Numbers of an input, from `start`."""
@@ -597,13 +630,11 @@ class _Tiles:
 
     def _add_sums_through_memory(self, part: '_Part', block: _Value) -> None:
         """The sums of some columns at a time."""
-        number = self._store_block(-1 - len(self.factors), block, part.size, 'float32', True)
+        number = self._scratch([(block, part.size)])
         for start in range(0, part.size, _WIDE):
             size = min(_WIDE, part.size - start)
-            columns, mask = self._columns(size)
-            name = self._load_factor(number, f'{columns} + {start}' if start else columns, mask)
             some = part._replace(name=f'{part.name}_{start}', size=size, start=part.start + start)
-            self._add_sum(some, _Value(name, _block(size), True))
+            self._add_sum(some, self._load_channels(number, start, size))
 
     def _add_sum(self, part: '_Part', block: _Value) -> None:
         """The sums of each row: a product by the matrix that says which edge is in which row, of
@@ -698,21 +729,18 @@ class _Tiles:
         """Stores a value in the order of the tiles, once; returns its number."""
         if at in self.factors:
             return [*self.factors].index(at)
-        size = math.prod(self.program[at].shape)
-        return self._store_block(at, self.value(at), size, dtype, not self._derives())
-
-    def _store_block(self, key: int, block: _Value, size: int, dtype: str, is_local: bool) -> int:
+        block, size = self.value(at), math.prod(self.program[at].shape)
         number, stored = len(self.factors), -(-size // _ALIGNED) * _ALIGNED
-        dtype = dtype if dtype in _HALF else 'float32'
-        self.factors[key] = Factor(size, stored, dtype, is_local)
+        is_local = not self._derives()
+        self.factors[at] = Factor(size, stored, dtype if dtype in _HALF else 'float32', is_local)
+        if is_local:
+            self.lines.append('tl.debug_barrier()')
         text = self._of_edges(
             self._emit(self._masked(block, size), block.width, True), _block(size)
         )
         columns, mask = self._columns(stored)
-        mask = _all_of('inside[:, None]', mask)
-        self.lines.append(
-            _store(f'factor{number}', self._place_of_factor(number, columns), text, mask)
-        )
+        place, mask = self._place_of_factor(number, columns), _all_of('inside[:, None]', mask)
+        self.lines.append(_store(f'factor{number}', place, text, mask))
         return number
 
 

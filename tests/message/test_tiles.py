@@ -129,6 +129,22 @@ class Joined(MessagePassing):
         return torch.cat([m.relu(), gap * self.move(m)], -1)
 
 
+class Parts(MessagePassing):
+    """A function of parts of the hidden values between two maps."""
+
+    def __init__(self, width: int, function: Callable[[Tensor], Tensor], inner: int) -> None:
+        super().__init__(aggr='add')
+        self.first, self.second = nn.Linear(2 * width, 18), nn.Linear(18, 24)
+        self.last, self.function = nn.Linear(inner, 8), function
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        h = self.second(F.silu(self.first(torch.cat([x_i, x_j], -1))))
+        return F.silu(self.last(self.function(h)))
+
+
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(N, 16, generator=torch.Generator().manual_seed(0))
@@ -158,6 +174,25 @@ def test_several_launches(x: Tensor, device: torch.device, monkeypatch: pytest.M
 def test_joined_results(x: Tensor, device: torch.device) -> None:
     torch.manual_seed(1)
     check(Joined(16), [x, edges(), torch.randn(N, 3)], device)
+
+
+def _gated(h: Tensor) -> Tensor:
+    value, gate = h.chunk(2, -1)
+    return value * gate.sigmoid()
+
+
+def _rotated(h: Tensor) -> Tensor:
+    one, two = h.split([5, h.size(-1) - 5], -1)
+    return torch.cat([two, one.tanh()], -1)
+
+
+@pytest.mark.parametrize('function', [_gated, F.glu, _rotated])
+def test_parts_of_values(
+    function: Callable[[Tensor], Tensor], x: Tensor, device: torch.device
+) -> None:
+    torch.manual_seed(1)
+    inner = 24 if function is _rotated else 12
+    check(Parts(16, function, inner), [x, edges()], device)
 
 
 def test_several_reductions(x: Tensor, device: torch.device) -> None:
