@@ -38,7 +38,7 @@ def run_pass(
         return run_pass_cpu(pass_, graph, inputs, acc, seed)
     if pass_.in_tiles and _tiles_cuda.takes(graph):
         with on_device(graph.col.device):
-            return _tiles_cuda.run_pass_tiles(pass_, graph, inputs)
+            return _tiles_cuda.run_pass_tiles(pass_, graph, inputs, seed)
     if pass_.in_blocks or pass_.in_tiles:
         return _blocks.reduce_blocks(
             pass_.program, pass_.outs, graph, _with_seed(inputs, seed), acc

@@ -164,6 +164,7 @@ class _Tiles:
     last: list[str] = field(default_factory=list)  # after it
     is_wide: bool = field(init=False)
     has_breaks: bool = field(init=False)  # whether products read others' results from memory
+    has_dropout: bool = False
     factors: dict[int, Factor] = field(default_factory=dict)  # by position in the program
     scratches: dict[int, int] = field(default_factory=dict)  # factors of values read in parts
     pairs: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
@@ -185,6 +186,7 @@ class _Tiles:
         begin, edges = self._edges()
         body = [
             'pid = tl.program_id(0)',
+            *['seed = tl.load(seed_at)'] * self.has_dropout,
             f'i = tl.arange(0, {EDGES})',
             *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths),
             *self.first,
@@ -202,7 +204,7 @@ class _Tiles:
             *(f'factor{n}' for n in range(len(self.factors))),
             *(f'out{k}' for k in range(len(self.outs)) if k not in self.pairs),
             *(f'arg{k}' for k in extremes),
-            *(f'part{k}' for k in reduced), *(f'parg{k}' for k in extremes), *numbers,
+            *(f'part{k}' for k in reduced), *(f'parg{k}' for k in extremes), 'seed_at', *numbers,
             'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr',
             *(f'STEP_{name}: tl.constexpr' for (role, _), name in self.loads.items()
               if role in NODES),
@@ -251,9 +253,8 @@ class _Tiles:
         """What is read of the edges of the first tile, before the loop, and what the loop begins
         with: it reads what the next tile needs before it computes, for memory takes long."""
         kinds = {out.kind for out in self.outs} - {'edge', 'total'}
-        has_ids = any(role in ('edge', 'arg') for role, _ in self.loads) or any(
-            out.kind == 'edge' for out in self.outs
-        )
+        has_ids = self.has_dropout or any(role in ('edge', 'arg') for role, _ in self.loads)
+        has_ids = has_ids or any(out.kind == 'edge' for out in self.outs)
         reads = [
             'row_ = tl.load(row_of + e, e < num_edges, num_rows)',
             'col_ = tl.load(col + e, e < num_edges, 0)',
@@ -336,6 +337,8 @@ class _Tiles:
             return self._join(at)
         if op == 'const':
             return self._constant(at)
+        if op == 'keep':
+            return self._keep(attrs[0], attrs[1], size)
         if op == 'mm':
             return self._product(at)
         if op in ('sum', 'amax', 'amin'):
@@ -438,6 +441,16 @@ class _Tiles:
         chosen = self._pointer('arg', slot)
         text = f'tl.load({chosen} + {place}, {mask}, -1) == eid'
         return self._emit(f'tl.where({text}, {block.name}, 0.0)', _block(size), True)
+
+    def _keep(self, which: int, share: str, size: int) -> _Value:
+        """The factors of a dropout, as kernels of rows draw them."""
+        self.has_dropout = True
+        p = float.fromhex(share)
+        columns, _ = self._columns(size)
+        place = f'tl.cast(eid, tl.int64) * {size} + {columns}'
+        drawn = self._emit(f'tl.rand(seed + {which}, {place})', _block(size), True)
+        scale = 1 / (1 - p) if p < 1 else 0.0
+        return self._emit(f'tl.where({drawn.name} >= {p!r}, {scale!r}, 0.0)', _block(size), True)
 
     def _pointer(self, role: str, slot: int | str) -> str:
         return self.loads.setdefault((role, slot), f'{role}{slot}')  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def takes(graph: Graph) -> bool:
 
 
 def run_pass_tiles(
-    pass_: 'Pass', graph: Graph, inputs: Inputs
+    pass_: 'Pass', graph: Graph, inputs: Inputs, seed: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of a pass over destinations, and the chosen edges of maxima and minima."""
     source = pass_.tiles(matmul_precision(pass_))
@@ -39,7 +39,7 @@ def run_pass_tiles(
     buffers = _allocate(pass_, source, graph, num_tiles, max(1, min(num_tiles, most)))
     outs, seconds = buffers.outs, buffers.seconds
     if num_tiles:
-        _launch_tiles(pass_, source, graph, inputs, num_tiles, buffers)
+        _launch_tiles(pass_, source, graph, inputs, seed, num_tiles, buffers)
     for k, out in enumerate(pass_.outs):
         if out.kind == 'mean':
             degree = graph.rowptr.diff().clamp(min=1)
@@ -53,8 +53,8 @@ def run_pass_tiles(
 
 
 def _launch_tiles(
-    pass_: 'Pass', source: TileSource, graph: Graph, inputs: Inputs, num_tiles: int,
-    buffers: '_Buffers',
+    pass_: 'Pass', source: TileSource, graph: Graph, inputs: Inputs, seed: Tensor | None,
+    num_tiles: int, buffers: '_Buffers',
 ) -> None:  # fmt: skip
     """Launches the kernel of the tiles, and those that combine what several tiles have of rows."""
     outs, seconds, parts, second_parts = buffers[:4]
@@ -69,7 +69,8 @@ def _launch_tiles(
     ]  # fmt: skip
     written = [out for k, out in enumerate(outs) if k not in source.pairs]
     tensors = [
-        *loads, *factors, *written, *seconds.values(), *parts.values(), *second_parts.values()
+        *loads, *factors, *written, *seconds.values(), *parts.values(), *second_parts.values(),
+        graph.rowptr if seed is None else seed,
     ]  # fmt: skip
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
     offset = _cuda.offset_dtype(graph.col, nodes, tensors)

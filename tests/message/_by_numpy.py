@@ -206,7 +206,7 @@ def by_numpy(
 
     def run_pass(one: Any, graph: Any, inputs: Any, acc: torch.dtype, seed: Any) -> Any:
         if one.in_tiles:
-            return _tiles_cuda.run_pass_tiles(one, graph, inputs)
+            return _tiles_cuda.run_pass_tiles(one, graph, inputs, seed)
         schedule = _cuda.schedule_of(graph, one.row_role)
         if group_size is not None:
             schedule = schedule._replace(groups=groups_of(schedule.rowptr, group_size))

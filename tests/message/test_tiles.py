@@ -4,7 +4,7 @@ GPU Triton runs them, else numpy."""
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Optional
 
 import pytest
@@ -430,17 +430,12 @@ def test_attention_on_a_cpu(aggr: str, heads: int) -> None:
     assert ON_CPU in plan_of(ours)
 
 
-def _dropout() -> nn.Module:
-    return EdgeConv(nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 8),
-                                  nn.ReLU()), 'add')  # fmt: skip
-
-
 @pytest.mark.parametrize('make', [
-    _dropout, lambda: Two(16, 200, 8), lambda: Two(16, 200, 8).bfloat16(),
+    lambda: Two(16, 200, 8), lambda: Two(16, 200, 8).bfloat16(),
     lambda: Two(16, 8, 8).double(),
 ])  # fmt: skip
 def test_what_runs_in_blocks(make: Callable[[], nn.Module], x: Tensor) -> None:
-    """Dropout, values that the registers cannot hold, and float64."""
+    """Values that the registers cannot hold, and float64."""
     layer = pyg_fast.accelerate(make())
     with by_numpy(divide_rows):
         layer(x.to(next(layer.parameters()).dtype), edges())
@@ -449,31 +444,41 @@ def test_what_runs_in_blocks(make: Callable[[], nn.Module], x: Tensor) -> None:
 
 @pytest.mark.parametrize('aggr', ['add', 'max'])
 @pytest.mark.parametrize('reads_twice', [False, True])
-def test_dropout(aggr: str, reads_twice: bool) -> None:
+@pytest.mark.parametrize('on_cpu', [True, False])
+def test_dropout(aggr: str, reads_twice: bool, on_cpu: bool, device: torch.device) -> None:
     """The backward pass, and that of torch operations, drop what the forward pass dropped. Where
     something else reads a weight, blocks compute the gradients."""
+    if on_cpu and device.type == 'cuda':
+        pytest.skip('of a CPU only')
     torch.manual_seed(1)
-    conv = Dropped(aggr, reads_twice).double()
+    dtype = torch.float64 if on_cpu else torch.float32
+    conv = Dropped(aggr, reads_twice).to(device, dtype)
     ours = pyg_fast.accelerate(copy.deepcopy(conv))
-    x = torch.randn(N, 8, dtype=torch.float64, requires_grad=True)
-    wanted = [x, *ours.parameters()]
+    x = torch.randn(N, 8, dtype=dtype, device=device, requires_grad=True)
+    index, wanted = edges().to(device), [x, *ours.parameters()]
 
-    def call(x: Tensor) -> Tensor:
+    def call(layer: nn.Module, x: Tensor) -> Tensor:
         torch.manual_seed(0)
-        return ours(x, edges())
+        return layer(x, index)
 
-    out = call(x)
-    assert ON_CPU in plan_of(ours)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    grads = torch.autograd.grad(out, wanted, weight, retain_graph=True)
-    again = torch.autograd.grad(out, wanted, weight, create_graph=True)
-    torch.testing.assert_close(again, grads)
-    direction = torch.randn_like(x) * 1e-6
-    with torch.no_grad():
-        change = ((call(x + direction) - call(x - direction)) * weight).sum() / 2
-    torch.testing.assert_close((grads[0] * direction).sum(), change, rtol=1e-5, atol=1e-12)
-    assert not torch.equal(ours(x, edges()), out)
-    torch.testing.assert_close(ours.eval()(x, edges()), conv.eval()(x, edges()))
+    with nullcontext() if on_cpu else on_tiles(device):
+        out = call(ours, x)
+        assert (ON_CPU if on_cpu else KERNEL) in plan_of(ours)
+        weight = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out)
+        grads = torch.autograd.grad(out, wanted, weight, retain_graph=True)
+        again = torch.autograd.grad(out, wanted, weight, create_graph=True)
+        scale = max(float(grad.abs().max()) for grad in grads)
+        tight = {'rtol': 1e-7, 'atol': 1e-9} if on_cpu else {'rtol': 1e-4, 'atol': 1e-5 * scale}
+        torch.testing.assert_close(again, grads, **tight)
+        assert not torch.equal(ours(x, index), out)
+        torch.testing.assert_close(ours.eval()(x, index), conv.eval()(x, index))
+    if on_cpu:
+        ours.train()
+        direction = torch.randn_like(x) * 1e-6
+        with torch.no_grad():
+            change = call(ours, x + direction) - call(ours, x - direction)
+        change = (change * weight).sum() / 2
+        torch.testing.assert_close((grads[0] * direction).sum(), change, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize('aggr', ['add', 'max'])
