@@ -573,7 +573,7 @@ class Entry:
             if num_edges is not None and passes.plan.in_blocks:
                 _check_several_blocks(passes.plan, num_edges, device)
             trains = torch.is_grad_enabled()
-            if num_edges is not None and is_slower_in_tiles(passes, num_edges, trains):
+            if num_edges is not None and is_slower_in_tiles(passes, num_edges, trains, device):
                 raise InMemory(SLOWER_IN_TILES)
             seed = None
             if passes.plan.num_dropouts:

@@ -23,7 +23,7 @@ from ._ir import (
 )
 from ._rows import Reduced, RowPart
 from ._softmax import is_multiple
-from ._tiles import check_tiles
+from ._tiles import WIDE, check_tiles
 from ._triton import Out
 
 # Kernels map features of an edge up to this many, and on CUDA with up to so many products; wider
@@ -105,6 +105,12 @@ class Plan(NamedTuple):
             for at in self.prologue.reachable([each.at]) if self.prologue[at].op == 'mm'
         )  # fmt: skip
         return 4 * own > 3 * (own + hoisted)
+
+    @property
+    def has_wide_maps(self) -> bool:
+        """Whether a map of float32 has values that two programs of a GPU do not hold at once."""
+        maps = [self.message[at] for at in self._reachable_maps()]
+        return any(one.dtype == 'float32' and math.prod(one.shape) > WIDE for one in maps)
 
     def _reachable_maps(self) -> list[int]:
         order = self.message.reachable([each.at for each in self.outputs])

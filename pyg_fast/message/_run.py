@@ -81,15 +81,23 @@ def _variance_cpu(
 
 SLOWER_IN_TILES = (
     'the backward pass would compute the linear maps of each edge again, which takes longer than '
-    'to keep the values of so few edges'
+    'to keep their values'
 )
 
 
-def is_slower_in_tiles(passes: Passes, num_edges: int, trains: bool) -> bool:
-    """Whether PyG's code is faster on a CPU than tiles."""
-    if not (trains and passes.plan.in_tiles) or passes.plan.on_cuda or not runs_pygs_code():
+def is_slower_in_tiles(
+    passes: Passes, num_edges: int, trains: bool, device: torch.device | None = None
+) -> bool:
+    """Whether PyG's code is faster than tiles: on a CPU for few edges, on a GPU with wide values of
+    float32, where their tensors fit into the memory of the `device`."""
+    plan, size = passes.plan, passes.repeated_bytes
+    if not (trains and plan.in_tiles and runs_pygs_code()) or size == 0:
         return False
-    return passes.repeated_bytes > 0 and _blocks.fits_caches(num_edges * passes.repeated_bytes)
+    if not plan.on_cuda:
+        return _blocks.fits_caches(num_edges * size)
+    return plan.has_wide_maps and (
+        device is None or _blocks.fits_memory(plan, num_edges, device)
+    )  # fmt: skip
 
 
 def _with_seed(inputs: Inputs, seed: Tensor | None) -> Inputs:

@@ -24,7 +24,7 @@ _REGISTERS = 2**16
 # all that have products of bfloat16.
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 # Edges of a tile; the rows whose sums a product computes at once; wider values take more warps.
-EDGES, _ROWS, _WIDE = 64, 16, 64
+EDGES, _ROWS, WIDE = 64, 16, 64
 _HALF = ('float16', 'bfloat16')
 # Parts in bfloat16 of the factors of products of float32, by torch's name of their precision.
 _PARTS = {'highest': 3, 'high': 2}
@@ -170,7 +170,7 @@ class _Tiles:
     pairs: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.is_wide = _widest(self.program, self.outs) > _WIDE
+        self.is_wide = _widest(self.program, self.outs) > WIDE
         # The registers of 4 warps hold no derivative, and few wide values.
         self.has_breaks = self.is_wide or self._derives()
 
@@ -644,8 +644,8 @@ class _Tiles:
     def _add_sums_through_memory(self, part: '_Part', block: _Value) -> None:
         """The sums of some columns at a time."""
         number = self._scratch([(block, part.size)])
-        for start in range(0, part.size, _WIDE):
-            size = min(_WIDE, part.size - start)
+        for start in range(0, part.size, WIDE):
+            size = min(WIDE, part.size - start)
             some = part._replace(name=f'{part.name}_{start}', size=size, start=part.start + start)
             self._add_sum(some, self._load_channels(number, start, size))
 

@@ -521,9 +521,9 @@ def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
 class Filter(MessagePassing):
     """An MLP of features of edges: no map runs on nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__(aggr='add')
-        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 16))
+        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, width))
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, e=e)
@@ -552,6 +552,19 @@ def test_pygs_code_where_it_is_faster_on_a_cpu(
         monkeypatch.setattr(_blocks, '_CACHES', 1000)
         layer(x, edges(num_edges=E + 1), torch.randn(E + 1, 2))  # More than PyG's code ran for.
         assert not why_pygs(layer)
+
+
+@pytest.mark.parametrize(('width', 'is_slower'), [(72, True), (64, False)])
+def test_pygs_code_where_it_is_faster_on_a_gpu(
+    width: int, is_slower: bool, x: Tensor, limits: Callable[..., None]
+) -> None:
+    """To train with wide maps of float32 of edges alone."""
+    limits(few_edges=(0, 0))
+    layer = pyg_fast.accelerate(Filter(width))
+    with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
+        layer(torch.randn(N, width), edges(), torch.randn(E, 2))
+    assert ('again' in (why_pygs(layer) or '')) == is_slower
+    assert ('message_tiles' in names) != is_slower
 
 
 class Own(MessagePassing):
