@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from . import ops
+from .attention import _composed
 from .graph.graph import graph_of
 from .ops._library import reference
 from .ops.spmm_var import reduce_var
@@ -221,6 +222,24 @@ def _check_gatv2(device: torch.device) -> None:
         )  # fmt: skip
 
 
+def _check_segment_attention(device: torch.device) -> None:
+    batch = torch.arange(NUM_NODES).square() // 600  # Graphs of 3 to 25 nodes.
+    seed = torch.tensor([SEED])
+    for dropout in (0.0, 0.5):
+        _compare(
+            device,
+            lambda dropout=dropout, **t: ops.segment_attention(
+                **t, batch=batch.to(device), dropout_p=dropout, seed=seed.to(device)
+            ),
+            lambda query, key, value, dropout=dropout: _composed.attend(
+                query, key, value, batch, seed if dropout else None, dropout, 8**-0.5
+            ),
+            f'dropout {dropout}',
+            **{name: _numbers(NUM_NODES, HEADS, 8, seed=k)
+               for k, name in enumerate(('query', 'key', 'value'))},
+        )  # fmt: skip
+
+
 def _check_maxk(device: torch.device) -> None:
     for balanced in (False, True):
         _compare(
@@ -385,6 +404,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     'cbsr_spmm': _check_cbsr_spmm,
     'gat': _check_gat,
     'gatv2': _check_gatv2,
+    'segment_attention': _check_segment_attention,
     'sampled_spmm': _check_sampled_spmm,
     'neighbor_sample': _check_neighbor_sample,
     'relabel': _check_relabel,

@@ -54,8 +54,8 @@ def segment_attention(
     Raises:
         TypeError: If an argument is of another type or dtype.
         ValueError: If a shape or device does not fit, both :obj:`batch` and :obj:`ptr` are given,
-            heads are too wide, or on a CPU :obj:`batch` is not in ascending order. On a GPU rows of
-            such a :obj:`batch` are NaN.
+            heads are too wide, or on a CPU :obj:`batch` is not in ascending order or :obj:`ptr`
+            does not ascend from 0 to :math:`N`. On a GPU rows of such a :obj:`batch` are NaN.
     """
     _check_rows(query, key, value)
     if batch is not None and ptr is not None:
@@ -134,6 +134,13 @@ def _batch_of(ptr: Tensor, query: Tensor) -> Tensor:
         raise TypeError(f"'ptr' must be int32 or int64, got {ptr.dtype}")
     if ptr.size(0) == 0:
         raise ValueError("'ptr' must have an entry more than there are graphs, got none")
+    # A GPU would be waited for; fake tensors have no numbers.
+    if ptr.is_cpu and type(ptr) is Tensor and not torch.compiler.is_compiling():
+        ends = [0, *ptr.tolist(), query.size(0)]
+        if ends != sorted(ends) or ends[1] != 0 or ends[-2] != ends[-1]:
+            raise ValueError(
+                f"'ptr' must ascend from 0 to {query.size(0)}, the number of rows of 'query'"
+            )
     rows = torch.arange(query.size(0), device=ptr.device, dtype=ptr.dtype)
     return torch.searchsorted(ptr, rows, right=True)
 

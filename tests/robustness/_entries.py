@@ -9,6 +9,7 @@ from _raw_ops import reference
 from torch import Tensor
 
 from pyg_fast import ops
+from pyg_fast.attention import _composed
 
 NUM_NODES, NUM_EDGES, WIDTH, HEADS = 12, 50, 5, 2
 SEED = 2**40 + 3
@@ -332,6 +333,32 @@ def attention(**tensors: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def segment_attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, batch: Tensor | None = None,
+    ptr: Tensor | None = None, dropout_p: float = 0.0, scale: float | None = None,
+    seed: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    if ptr is not None:
+        batch = torch.repeat_interleave(torch.arange(ptr.numel() - 1), ptr.diff())
+    scale = query.size(-1) ** -0.5 if scale is None else float(scale)
+    wide = (query.double(), key.double(), value.double())
+    if dropout_p == 1:
+        return [wide[2] * 0]
+    seed = seed if dropout_p > 0 else None
+    return [_composed.attend(*wide, batch, seed, dropout_p, scale)]
+
+
+def segment_attention_entry(name: str, graphs: Callable[[], Tensor]) -> Entry:
+    return Entry(
+        'segment_attention', lambda **k: [ops.segment_attention(**k)], segment_attention_reference,
+        lambda: {
+            'query': numbers(NUM_NODES, HEADS, WIDTH), 'key': numbers(NUM_NODES, HEADS, WIDTH),
+            'value': numbers(NUM_NODES, HEADS, WIDTH), name: graphs(), 'dropout_p': 0.5,
+            'scale': 0.5, 'seed': torch.tensor([SEED]),
+        },
+    )  # fmt: skip
+
+
 # A name, or a name and a variant.
 ENTRIES: dict[str, Entry] = {
     'to_csr': Entry(
@@ -405,6 +432,12 @@ ENTRIES: dict[str, Entry] = {
             x_dst=numbers(NUM_NODES, HEADS, WIDTH) + 1 / 16,
             att=numbers(HEADS, WIDTH),
         ),
+    ),
+    'segment_attention': segment_attention_entry(
+        'batch', lambda: torch.arange(NUM_NODES) * 3 // NUM_NODES
+    ),
+    'segment_attention ptr': segment_attention_entry(
+        'ptr', lambda: torch.tensor([0, NUM_NODES // 3, NUM_NODES // 3, NUM_NODES])
     ),
     **{
         f'sampled_spmm {strategy}': sampled_entry(strategy, reduce='sum', quantize=False)
