@@ -17,6 +17,8 @@ from tests.message import _by_numpy
 
 from .test_segment_attention import rows_of
 
+pytest.importorskip('triton')
+
 KERNELS = {
     'segment_attention': FORWARD, 'segment_attention_queries': OF_QUERIES,
     'segment_attention_keys': OF_KEYS,
