@@ -106,9 +106,8 @@ def launch_kernel(
     if found is None:
         check_not_capturing()
         function = jit_function(text, name)[num_programs,]
-        compiled[key] = function(
-            *tensors, *numbers, *constants, num_warps=num_warps, maxnreg=registers
-        )
+        most = {} if registers is None else {'maxnreg': registers}
+        compiled[key] = function(*tensors, *numbers, *constants, num_warps=num_warps, **most)
     else:
         found[num_programs, 1, 1](*tensors, *numbers, *constants)
 
