@@ -140,6 +140,11 @@ _START = """    head = tl.program_id(0) % H
     v += head * C
     at = rows.to(tl.int64) * H + head"""
 
+_WALK = """    for first in tl.range(start, stop, BLOCK, num_stages=STAGES):
+        others = first + tl.arange(0, BLOCK)
+        inside = others < stop
+        same = pairs(batch, graph, others, stop, HAS_BATCH)"""
+
 FORWARD = f"""{_FUNCTIONS}
 
 @triton.jit
@@ -150,10 +155,7 @@ def attend(
     most = tl.full([ROWS], float('-inf'), ACC)
     total = tl.zeros([ROWS], ACC)
     acc = tl.zeros([ROWS, WIDTH], ACC)
-    for first in tl.range(start, stop, BLOCK, num_stages=STAGES):
-        others = first + tl.arange(0, BLOCK)
-        inside = others < stop
-        same = pairs(batch, graph, others, stop, HAS_BATCH)
+{_WALK}
         keys = read(k, others, inside, c, STEP_K, C)
         score = times(queries, tl.trans(keys), PRECISION) * SCALE
         score = tl.where(same, score, float('-inf'))
@@ -203,10 +205,7 @@ def differentiate(
     IS_CAREFUL: tl.constexpr,
 ):
     acc = tl.zeros([ROWS, WIDTH], ACC)
-    for first in tl.range(start, stop, BLOCK, num_stages=STAGES):
-        others = first + tl.arange(0, BLOCK)
-        inside = others < stop
-        same = pairs(batch, graph, others, stop, HAS_BATCH)
+{_WALK}
         keys = read(k, others, inside, c, STEP_K, C)
         values = read(v, others, inside, c, STEP_V, C)
         score = times(queries, tl.trans(keys), PRECISION) * SCALE
@@ -253,10 +252,7 @@ def differentiate(
 ):
     of_keys = tl.zeros([ROWS, WIDTH], ACC)
     of_values = tl.zeros([ROWS, WIDTH], ACC)
-    for first in tl.range(start, stop, BLOCK, num_stages=STAGES):
-        others = first + tl.arange(0, BLOCK)
-        inside = others < stop
-        same = pairs(batch, graph, others, stop, HAS_BATCH)
+{_WALK}
         queries = read(q, others, inside, c, STEP_Q, C)
         grads = read(grad, others, inside, c, H * C, C)
         at = others.to(tl.int64) * H + head

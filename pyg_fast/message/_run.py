@@ -74,8 +74,7 @@ def _variance_cpu(
     outs, chosen = run_pass_cpu(pass_.moments_pass(), graph, given, acc, seed)
     *others, away, squares = outs
     var = (squares - away * away).clamp_(min=0)
-    has_edges = (graph.rowptr.diff() > 0).view(-1, *(1,) * (away.dim() - 1))
-    mean = torch.where(has_edges, first + away, 0)
+    mean = replace_unread_rows(first + away, has_edges(graph.rowptr), 0)
     return [*others, var.to(getattr(torch, pass_.outs[-1].dtype))], [*chosen[:-2], mean]
 
 

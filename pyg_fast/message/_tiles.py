@@ -748,9 +748,7 @@ class _Tiles:
         self.factors[at] = Factor(size, stored, dtype if dtype in _HALF else 'float32', is_local)
         if is_local:
             self.lines.append('tl.debug_barrier()')
-        text = self._of_edges(
-            self._emit(self._masked(block, size), block.width, True), _block(size)
-        )
+        text = self._of_edges(block._replace(name=self._masked(block, size)), _block(size))
         columns, mask = self._columns(stored)
         place, mask = self._place_of_factor(number, columns), _all_of('inside[:, None]', mask)
         self.lines.append(_store(f'factor{number}', place, text, mask))

@@ -178,7 +178,8 @@ class FusedPropagate(FusedLayer):
             plain = edge_index.as_tensor()
         if not self.strict:
             few = has_few_edges(plain, own['_width'])
-            if few and not (is_first and may_be_mlp(plain, own['_width'])):
+            # Whether a message is an MLP is known once it was captured.
+            if few and ('_fused_entry' in own or not may_be_mlp(plain, own['_width'])):
                 reason = reason_of(plain.size(1))
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
