@@ -24,6 +24,7 @@ test: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $$(find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs

@@ -3,7 +3,8 @@
 Read from the environment:
     PYG_FAST_CUDA        auto (default: with nvcc, if there), 1 (nvcc or an error), 0 (CPU only)
     PYG_FAST_CUDA_ARCHS  GPU architectures, such as '80;90', or 'all': every major one from 7.5 on
-                         (default: those of the GPUs here, all if there are none)
+                         (default: those of the GPUs here, all if there are none); '90-virtual'
+                         compiles to PTX alone, which is quicker
     MAX_JOBS             parallel compilations (default: one per core)
     CXX, CXXFLAGS, LDFLAGS, CUDA_HOME
 """
@@ -25,6 +26,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 MIN_TORCH = (2, 11)
 MIN_CUDA_ARCH = 75
+VIRTUAL = '-virtual'  # how an architecture ends of which there is PTX alone
 PER_ISA = '.isa.cpp'  # how sources end that are compiled once for each of these
 ISA_FLAGS = {
     'baseline': [],
@@ -115,7 +117,7 @@ def cuda_archs(nvcc: str) -> list[str]:
     named = os.environ.get('PYG_FAST_CUDA_ARCHS')
     if named and named != 'all':
         archs = re.split(r'[;,\s]+', named.replace('.', '').strip(';, '))
-        if not all(re.fullmatch(r'\d{2,3}[af]?', arch) for arch in archs):
+        if not all(re.fullmatch(r'\d{2,3}[af]?(-virtual)?', arch) for arch in archs):
             fail(f"PYG_FAST_CUDA_ARCHS must look like '80;90' or be all, got {named!r}.")
         return archs
     listed = subprocess.run([nvcc, '--list-gpu-arch'], capture_output=True, text=True)
@@ -202,13 +204,17 @@ def ninja_file(tools: Toolchain, sources: list[str], jobs: int) -> str:
     ]
     if tools.nvcc:
         archs = cuda_archs(tools.nvcc)
-        threads = min(jobs, len(archs))
+        threads, last = min(jobs, len(archs)), archs[-1].removesuffix(VIRTUAL)
         cuda = [
             *(tools.nvcc, f'-ccbin={tools.host_compiler()}', '-O3', '-std=c++17'),
             '-Xfatbin=-compress-all',  # a third of the size
             *('-Xcompiler=-fPIC,-fvisibility=hidden', f'-I{ROOT / "csrc"}', f'--threads={threads}'),
-            *(f'-gencode=arch=compute_{arch},code=sm_{arch}' for arch in archs),
-            f'-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}',
+            *(
+                f'-gencode=arch=compute_{arch},code=sm_{arch}'
+                for arch in archs
+                if not arch.endswith(VIRTUAL)
+            ),
+            f'-gencode=arch=compute_{last},code=compute_{last}',
         ]
         lines += [
             'pool cuda',

@@ -767,7 +767,7 @@ class Report:
         self.environment = environment(torch.device(args.device))
         self.arguments = {
             key: str(value) if isinstance(value, Path) else value
-            for key, value in vars(args).items()}
+            for key, value in vars(args).items() if key != 'out'}  # which tells nothing
         self.notes = list(notes)
         self.graphs: dict[str, dict[str, int]] = {}
         self.left_out: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Rivals of the loader: other samplers, and a loader made of torch ops."""
+"""Rivals of the loader: other samplers, PyG's loaders, and one made of torch ops."""
 import dataclasses
 import functools
 import importlib.util
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
@@ -150,7 +151,24 @@ def sample_error(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub:
     ]))
 
 
-# A loader of torch ops --------------------------------------------------------------------------
+# Loaders ----------------------------------------------------------------------------------------
+
+class Workers:
+    """A loader of PyG's, whose workers end when the last reference to it is gone.
+
+    Otherwise the loader is part of a reference cycle. When Python collects the cycle, it closes
+    the queues of the workers before it stops them, and waits five seconds for each.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def __del__(self) -> None:
+        self._loader._iterator = None
+
 
 @dataclasses.dataclass
 class Plain:

@@ -27,7 +27,7 @@ from pyg_fast.graph import prepare_edge_index
 
 from . import _graphs, _harness
 from ._harness import Bench, Contender, Option
-from .layers import COMPILED, OURS, PLAIN, PREPARED, PYG, compiled, step_error, warm
+from .layers import COMPILED, OURS, OURS_COMPILED, PLAIN, PREPARED, PYG, compiled, step_error, warm
 
 PRECISIONS = ('highest', 'high', 'bfloat16')
 # Allowed errors of the norms of results and gradients.
@@ -168,10 +168,13 @@ class Case:
         if dtype is None:
             dtype = torch.bfloat16 if self.precision == 'bfloat16' else torch.float32
         layer: Any = copy.deepcopy(self.layer).to(dtype)
-        edge_index = self.prepared if name == PREPARED else self.edge_index
+        edge_index = self.prepared if name in (PREPARED, OURS_COMPILED) else self.edge_index
         if name in OURS:
             layer = pyg_fast.accelerate(layer)
-        run = compiled(name, layer)
+        if name == OURS_COMPILED:  # Another backend would compile PyG's code.
+            run: Any = pyg_fast.compile(layer)
+        else:
+            run = compiled(name, layer)
         leaves = [x.to(dtype).requires_grad_() for x in self.x]
         wanted = [*leaves, *layer.parameters()]
 
@@ -201,7 +204,7 @@ class Case:
         return self.error(outputs) / max(1.0, 2 * self.error_of_pyg)
 
     def contenders(self, eager_only: bool) -> list[Contender]:
-        names = [PREPARED, PLAIN, PYG] + [COMPILED] * (not eager_only)
+        names = [PREPARED, PLAIN, PYG] + [OURS_COMPILED, COMPILED] * (not eager_only)
         return [
             Contender(name, functools.partial(self.step, name), name in OURS,
                       self.check if name in OURS else None) for name in names]
@@ -230,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             bench.measure(
                 f'A step, {precision}{of_graph}', name, width,
                 case.contenders(bench.args.eager_only), label='channels', memory=True,
-                pairs=[(PLAIN, PYG)])
+                pairs=[(PLAIN, PYG)] + [(OURS_COMPILED, COMPILED)] * (not bench.args.eager_only))
     torch.set_float32_matmul_precision(before)
     bench.finish()
 

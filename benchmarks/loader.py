@@ -44,7 +44,7 @@ from pyg_fast.sparse.graph import Graph as Structure
 from . import _cusparse, _graphs, _harness, _minibatch, maxk
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option, Result, exact, finite, repeated, same, worst
-from ._minibatch import CLASSES, Inputs, Plain, Sampled
+from ._minibatch import CLASSES, Inputs, Plain, Sampled, Workers
 from .spmm import FORWARD, STEP, excess, step
 
 PARTS = (
@@ -312,27 +312,15 @@ def fast(
         window=WINDOW, seed=1, device=inputs.device, features='host', **options)
 
 
-class PyGLoader:
-    """PyG's NeighborLoader, whose workers end when the last reference to it is gone.
-
-    Otherwise the loader is part of a reference cycle. When Python collects the cycle, it closes
-    the queues of the workers before it stops them, and waits five seconds for each.
-    """
-
-    def __init__(
-        self, inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int,
-        batches: int, **options: Any,
-    ) -> None:
-        self._loader = NeighborLoader(
-            inputs.data, list(num_neighbors), input_nodes=inputs.nodes[:batches * batch_size],
-            batch_size=batch_size, shuffle=True, num_workers=workers, is_sorted=True,
-            persistent_workers=workers > 0, pin_memory=inputs.device.type == 'cuda', **options)
-
-    def __iter__(self) -> Iterator[Data]:
-        return iter(self._loader)
-
-    def __del__(self) -> None:
-        self._loader._iterator = None
+def pyg_loader(
+    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
+    **options: Any,
+) -> Workers:
+    """PyG's NeighborLoader of some batches."""
+    return Workers(NeighborLoader(
+        inputs.data, list(num_neighbors), input_nodes=inputs.nodes[:batches * batch_size],
+        batch_size=batch_size, shuffle=True, num_workers=workers, is_sorted=True,
+        persistent_workers=workers > 0, pin_memory=inputs.device.type == 'cuda', **options))
 
 
 class Network:
@@ -405,7 +393,7 @@ def run_epoch(bench: Bench, inputs: Inputs) -> None:
         ours = name not in rivals
 
         def make() -> Callable[[], Any]:
-            loader = fast(inputs, *sizes) if ours else PyGLoader(
+            loader = fast(inputs, *sizes) if ours else pyg_loader(
                 inputs, *sizes, args.workers, taken, **rivals[name])
             return train(loader, Network(
                 inputs.width, args.hidden, len(sizes[0]), inputs.device, ours, name == TRIMMED,

@@ -15,23 +15,19 @@
 #include "params/runtime.h"
 
 // Exists in libtorch_cuda only: the weak symbol lets this file also load with a CPU torch.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
-    int32_t device_index, void** ret_stream);
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 
 // An op is a function template of namespace pyg_fast with one argument, `bool kCuda`. It ends with
 //   if constexpr (kCuda) { Launch launch(x); launch.check(cuda::op(p, launch.stream()), "op"); }
 //   else { share_rows(..., [&](int64_t begin, int64_t end) { cpu::op(p, begin, end); }); }
 // These macros register the op under its name: for both devices or for one.
 #define PYG_FAST_IMPL(op) PYG_FAST_CPU_IMPL(op) PYG_FAST_CUDA_IMPL(op)
-#define PYG_FAST_CPU_IMPL(op)                    \
-  STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) {  \
-    m.impl(#op, TORCH_BOX(&pyg_fast::op<false>)); \
-  }
+#define PYG_FAST_CPU_IMPL(op) \
+  STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) { m.impl(#op, TORCH_BOX(&pyg_fast::op<false>)); }
 #ifdef PYG_FAST_WITH_CUDA
-#define PYG_FAST_CUDA_IMPL(op)                   \
-  STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) { \
-    m.impl(#op, TORCH_BOX(&pyg_fast::op<true>)); \
-  }
+#define PYG_FAST_CUDA_IMPL(op) \
+  STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) { m.impl(#op, TORCH_BOX(&pyg_fast::op<true>)); }
 #else
 #define PYG_FAST_CUDA_IMPL(op)
 #endif
@@ -144,9 +140,9 @@ inline void check_type(const OptTensor& t, const char* name, ScalarType type) {
 }
 
 inline void check_device(const OptTensor& t, const char* name, const Tensor& like) {
-  STD_TORCH_CHECK(!t || (t->is_cuda() == like.is_cuda() &&
-                         t->get_device_index() == like.get_device_index()),
-                  name, " is on another device than the graph");
+  STD_TORCH_CHECK(
+      !t || (t->is_cuda() == like.is_cuda() && t->get_device_index() == like.get_device_index()),
+      name, " is on another device than the graph");
 }
 
 // edge_index [2, num_edges] with contiguous rows; copies only if necessary.
@@ -162,7 +158,8 @@ inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
                   int64_t num_cols) {
   Csr csr;
   csr.index64 = is_index64(rowptr, "rowptr");
-  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_rows + 1]");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1,
+                  "rowptr must have shape [num_rows + 1]");
   STD_TORCH_CHECK(col.dim() == 1, "col must have one dimension");
   check_type(col, "col", ScalarType::Int);
   check_type(perm, "perm", rowptr.scalar_type());
@@ -172,8 +169,7 @@ inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   csr.num_cols = num_cols;
   csr.num_edges = col.size(0);
   check_vector(perm, "perm", csr.num_edges);
-  STD_TORCH_CHECK(rowptr.is_contiguous() && col.is_contiguous() &&
-                      (!perm || perm->is_contiguous()),
+  STD_TORCH_CHECK(rowptr.is_contiguous() && col.is_contiguous() && (!perm || perm->is_contiguous()),
                   "rowptr, col and perm must be contiguous");
   csr.rowptr = rowptr.const_data_ptr();
   csr.col = col.const_data_ptr();
@@ -217,7 +213,9 @@ inline Tensor zeros(const Tensor& like, Sizes size, ScalarType type) {
                    [&] { return torch::stable::new_zeros(like, size, type); });
 }
 
-inline Tensor zeros(const Tensor& like, Sizes size) { return zeros(like, size, like.scalar_type()); }
+inline Tensor zeros(const Tensor& like, Sizes size) {
+  return zeros(like, size, like.scalar_type());
+}
 
 // All of torch's threads, or one if `work` (about one per nanosecond) is too small to wake them: OpenMP
 // always wakes all threads.
@@ -244,8 +242,7 @@ inline int64_t num_threads() { return torch::stable::get_num_threads(); }
 template <typename Run>
 void share_rows(int64_t rows, int64_t work, const Run& run) {
   const int64_t shares = num_threads();
-  parallel(shares, work,
-           [&](int64_t k) { run(rows * k / shares, rows * (k + 1) / shares); });
+  parallel(shares, work, [&](int64_t k) { run(rows * k / shares, rows * (k + 1) / shares); });
 }
 
 // Calls run(begin, end) for shares of the rows with about equal numbers of edges.
@@ -270,7 +267,9 @@ inline int64_t fixed_shares(int64_t size, int64_t count) {
 class SumOfShares {
  public:
   SumOfShares(const Tensor& like, int64_t shares, int64_t count)
-      : parts_(zeros(like, {shares, count})), shares_(shares), count_(count),
+      : parts_(zeros(like, {shares, count})),
+        shares_(shares),
+        count_(count),
         wide_(like.scalar_type() == ScalarType::Double) {}
 
   void* share(int64_t k) {
@@ -299,8 +298,7 @@ class SumOfShares {
 class Launch {
  public:
   explicit Launch(const Tensor& on) : on_(on), guard_(on.get_device_index()) {
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream_));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream_));
   }
 
   void* stream() const { return stream_; }

@@ -7,7 +7,7 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import GPSConv, MessagePassing
 
-from ._report import PYGS, SCRIPTED, AccelerateReport, LayerReport, table_of
+from ._report import PLAIN, PYGS, SCRIPTED, AccelerateReport, LayerReport, table_of
 from .nn import (
     FusedGATConv,
     FusedGATv2Conv,
@@ -51,8 +51,10 @@ def accelerate(
             will; after a call also of layers that it ran then. Only by name.
             (default: :obj:`False`)
         strict (bool, optional): Whether to raise an error, and leave the model as it is, if PyG's
-            code will run a layer for every input, or ran it in its last eager call. Only by name.
-            (default: :obj:`False`)
+            code will run a layer for every input, or ran it in its last call; else the first call
+            of the model raises it if PyG's code ran a layer, also as the graph is small, and so do
+            the next ones until none did. Later calls are not checked, nor is compiled code;
+            TorchScript needs such a call before. Only by name. (default: :obj:`False`)
 
     Returns:
         torch.nn.Module: The :obj:`model`.
@@ -81,28 +83,50 @@ def accelerate(
             raise TypeError(f"'{name}' must be a bool, got {type(value).__name__}")
     layers = list(_layers(model))
     reports = AccelerateReport(report for _, report in layers)
-    by_pyg = sum(report.reason is not None for report in reports)
-    if strict and by_pyg:
-        table = f'\n{reports}'
-        raise NotImplementedError(
-            f"accelerate(strict=True): PyG's code runs {by_pyg} of {len(reports)} layers:{table}"
-        )
+    if strict:
+        _raise_where_pygs(reports)
     for conv, report in layers:
         if report.fused is not None and not isinstance(conv, FusedModule):
             _class_for(type(conv))._fused_adopt(conv)
+    _forget_check(model)
+    if strict and layers:
+        model.register_forward_hook(_check_first_call)
     if verbose:
         print(_will_run(reports))
     return model
 
 
+def _raise_where_pygs(reports: AccelerateReport) -> None:
+    by_pyg = sum(report.reason is not None for report in reports)
+    if by_pyg:
+        table = f'\n{reports}'
+        raise NotImplementedError(
+            f"accelerate(strict=True): PyG's code runs {by_pyg} of {len(reports)} layers:{table}"
+        )
+
+
+def _check_first_call(model: Module, args: object, out: object) -> None:
+    """A hook for the calls of a model until kernels have run all of its layers."""
+    if not torch.compiler.is_compiling():
+        _raise_where_pygs(accelerate_report(model))
+        _forget_check(model)
+
+
+def _forget_check(model: Module) -> None:
+    hooks = model._forward_hooks
+    for key in [key for key, hook in hooks.items() if hook is _check_first_call]:
+        del hooks[key]
+
+
 def accelerate_report(model: Module) -> AccelerateReport:
     r"""The layers that :func:`accelerate` would replace or has replaced, without changing the
     model; and what ran in the last eager call of each layer: some layers have no kernel for some
-    inputs, such as sparse matrices.
+    inputs, such as sparse matrices. Of code by :func:`pyg_fast.compile`, or another one with
+    :obj:`backend='pyg_fast'`, it tells what runs each layer in the code that was compiled last.
 
-    In code of :func:`torch.compile` layers with hand-written kernels (``FusedGATConv`` and the
-    like, not ``FusedTransformerConv``) keep these; for others :func:`pyg_fast.compile` does, and
-    with another backend PyG's code runs, compiled.
+    With another backend of :func:`torch.compile` the report does not know what runs: layers with
+    hand-written kernels (``FusedGATConv`` and the like, not ``FusedTransformerConv``) keep these,
+    and others run PyG's code, compiled.
 
     Returns:
         list[LayerReport]: An entry for each layer. The list prints as a table.
@@ -133,6 +157,7 @@ def restore(model: ModelT) -> ModelT:
         TypeError: If :obj:`model` is not a module.
     """
     _check_model(model)
+    _forget_check(model)
     for module in model.modules():
         if isinstance(module, FusedModule) and module._fused_is_adopted():
             module._fused_release()
@@ -146,7 +171,8 @@ def _check_model(model: object) -> None:
 
 def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
     _check_model(model)
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        name = f'{path}.'.replace('_orig_mod.', '')[:-1]  # as of the model that was compiled
         cls = type(module)
         if isinstance(module, torch.jit.ScriptModule):
             original = getattr(module, 'original_name', '')
@@ -158,13 +184,20 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             fused = None if reason else cls.__name__
             ran = None if module._last_run is None else cls.__name__
             if module._last_run:
-                ran, reason = f'{PYGS}: {module._last_run}', reason or module._last_run
-            yield module, LayerReport(name, layer, fused, reason, ran, module._fused_how())
+                ran = f'{PYGS}: {module._last_run}'
+                reason = reason or module._last_run + module._fused_beside()
+            compiled = why = module._last_compiled
+            if compiled is not None:
+                compiled = f'{PYGS}: {why}' if why else 'kernel'
+            if why and why != reason:
+                reason = why if reason is None else f'{reason}; compiled: {why}'
+            how = module._fused_how()
+            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)
             fused = None if reason else _class_for(cls).__name__
-            yield module, LayerReport(name, cls.__name__, fused, reason)
+            yield module, LayerReport(name, cls.__name__, fused, reason, how=fused and PLAIN)
 
 
 def _class_for(cls: type) -> type[FusedModule]:
@@ -181,7 +214,8 @@ def _will_run(reports: list[LayerReport]) -> str:
     for report in reports:
         if report.reason is not None or report.fused is None:
             what = f'{report.layer}: {report.reason}'
-        elif report.ran is None and report.fused not in written:  # Its message is captured then.
+        elif report.ran is report.compiled is None and report.fused not in written:
+            # Its message is captured then.
             what = f"{report.fused}, or PyG's code: known after a call"
         else:
             what = report.fused

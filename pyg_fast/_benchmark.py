@@ -1,10 +1,14 @@
 """Times a user's model as PyG runs it, and as this package does."""
 
 import copy
+import inspect
 import itertools
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar, cast
@@ -143,10 +147,12 @@ def benchmark(
         runs.append(_Run(f'{OURS}, captured', partial(steps.captured, model, prepared)))
     with torch.random.fork_rng([device] if device.type == 'cuda' else []):
         num_rounds = _take_turns(runs, seconds, device)
-    title = (
-        f'training step on {device}, {data.num_nodes} nodes, {data.num_edges} edges, median of '
-        f'{num_rounds}'
-    )
+    sizes = f'{data.num_nodes} nodes, {data.num_edges} edges'
+    if isinstance(data, HeteroData):
+        types = len(data.node_types), len(data.edge_types)
+        sizes = sizes.replace(',', f' of {types[0]} types,') + f' of {types[1]} types'
+    how = f'median of {num_rounds}' if num_rounds > 0 else 'every way failed'
+    title = f'training step on {device}, {sizes}, {how}'
     return Benchmark(title, [run.row(runs[0].median) for run in runs], _report_of(runs[1]))
 
 
@@ -246,6 +252,8 @@ def _take_turns(runs: list[_Run], seconds: float, device: torch.device) -> int:
     for _ in progress(range(_MOST_ROUNDS), 'benchmark: steps'):
         for run in runs:
             run.measure(device)
+        if not any(run.times for run in runs):  # All have failed.
+            break
         num_rounds += 1
         if time.perf_counter() > end:
             break
@@ -275,11 +283,37 @@ def _peak_memory(step: Step, device: torch.device) -> int:
         step()
         return torch.cuda.max_memory_allocated(device) - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+    with _without_lines_of_profiler(), profiler as profile:
         step()
     events = profile.profiler.kineto_results.events()
     sizes = [each.nbytes() for each in events if each.name() == '[memory]']
     return max(itertools.accumulate(sizes, initial=0))
+
+
+@contextmanager
+def _without_lines_of_profiler() -> Iterator[None]:
+    """Leaves out what PyTorch's profiler writes to the standard error of the process about itself,
+    which no setting turns off."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            before = os.dup(2)
+        except OSError:  # There is none.
+            yield
+            return
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            for line in file:
+                if not any(words in line for words in _OF_PROFILER):
+                    os.write(2, line)
+
+
+_OF_PROFILER = b'SyncActivityProfilerHandler', b'Memory block of unknown size was allocated'
 
 
 def _report_of(run: _Run) -> AccelerateReport:
@@ -337,8 +371,19 @@ def _with_plain_edges(data: GraphT) -> GraphT:
 
 def _forward(model: Module, data: Data | HeteroData) -> object:
     if isinstance(data, HeteroData):
-        return model(data.x_dict, data.edge_index_dict)
-    return model(data.x, data.edge_index)
+        args = data.x_dict, data.edge_index_dict
+    else:
+        args = data.x, data.edge_index
+    try:
+        return model(*args)
+    except TypeError as error:
+        try:
+            inspect.signature(model.forward).bind(*args)
+        except TypeError:
+            raise TypeError(
+                f'{error}: pass forward=, such as forward=lambda model, data: model(data.x, ...)'
+            ) from error
+        raise
 
 
 def _mean_square(out: object, data: Data | HeteroData) -> Tensor:

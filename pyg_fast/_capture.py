@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from ._batches import CapturedBatchStep
@@ -113,8 +114,8 @@ def capture(
         optimizer (torch.optim.Optimizer, optional): The optimizer. For one graph on a GPU it must
             be one with :obj:`capturable=True`, or :obj:`torch.optim.SGD` with :obj:`fused=True`;
             its learning rate must be a tensor on the GPU, since a number would never change.
-        loss_fn (Callable): The loss of the outputs and labels of the training nodes, or of the
-            output for a batch and the batch.
+        loss_fn (Callable): The loss: :obj:`loss_fn(out[mask], data.y[mask])` for one graph,
+            :obj:`loss_fn(out, batch)` for batches.
         mask (str, optional): The name of the training nodes in :obj:`data`: a boolean mask, or
             indices. With :obj:`None` the loss is that of all nodes. Without effect on batches.
             (default: :obj:`"train_mask"`)
@@ -133,13 +134,15 @@ def capture(
         - **output of the step:** the loss :math:`()`
 
     Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If :obj:`data` has no :obj:`mask`; the loader does not pad; the model has a
-            batch norm that cannot leave out padding; or a CUDA graph cannot hold the optimizer.
+        TypeError: If an argument has a wrong type, or a loss of PyTorch is given for batches.
+        ValueError: If :obj:`data` has no :obj:`mask`; no parameter of the model is the optimizer's;
+            the loader does not pad; the model has a batch norm that cannot leave out padding; or a
+            CUDA graph cannot hold the optimizer.
         RuntimeError: When the step is captured, if it waits for the GPU or cannot be captured.
     """
     if isinstance(data, GraphLoader):
-        return CapturedBatchStep(
+        _check_loss(loss_fn)
+        step = CapturedBatchStep(
             model,
             data,
             optimizer,
@@ -148,6 +151,15 @@ def capture(
             compile=compile,
             scaler=scaler,
             check=check,
+        )
+        if optimizer is not None:
+            _check_parameters(model, optimizer)
+        return step
+    if isinstance(data, (DataLoader, Dataset, list, tuple)):
+        graphs = 'its dataset' if isinstance(data, DataLoader) else 'it'
+        raise TypeError(
+            f"'data' must be a Data or a GraphLoader, got {type(data).__name__}: for batches make "
+            f"a GraphLoader with pad='buckets' of {graphs}"
         )
     for name, given, default in (
         ('compile', compile, False), ('scaler', scaler, None), ('check', check, True),
@@ -161,12 +173,40 @@ def capture(
             raise TypeError(f"'{name}' must be a {kind.__name__}, got {type(value).__name__}")
     if not callable(loss_fn):
         raise TypeError(f"'loss_fn' must be callable, got {type(loss_fn).__name__}")
+    if mask is not None and not isinstance(mask, str):
+        raise TypeError(
+            "'mask' must be the name of a mask in 'data', such as 'train_mask', or None, got "
+            f'{type(mask).__name__}: store it, data.train_mask = mask'
+        )
     if mask is not None and getattr(data.get(mask), 'ndim', 0) != 1:
         raise ValueError(f"'data' must have a vector {mask!r}, or 'mask' must be None")
     assert isinstance(optimizer, Optimizer)
+    _check_parameters(model, optimizer)
     if _device(model).type == 'cuda':
         _check_optimizer(optimizer)
     return CapturedStep(model, data, optimizer, loss_fn, mask, forward)
+
+
+def _check_loss(loss_fn: object) -> None:
+    """Raises for a loss of PyTorch, which takes labels in place of a batch."""
+    kind = type(loss_fn) if isinstance(loss_fn, Module) else loss_fn
+    if str(getattr(kind, '__module__', '')).startswith('torch.nn'):
+        name = getattr(kind, '__name__', 'a loss')
+        raise TypeError(
+            f"'loss_fn' must take the output and the batch, got PyTorch's {name}: write "
+            'lambda out, batch: loss(out, batch.y)'
+        )
+
+
+def _check_parameters(model: Module, optimizer: Optimizer) -> None:
+    """Raises if the optimizer trains another model."""
+    trained = {id(p) for group in optimizer.param_groups for p in group['params']}
+    own = {id(p) for p in model.parameters()}
+    if own and trained.isdisjoint(own):
+        raise ValueError(
+            "'optimizer' must hold parameters of 'model', got none of them: make it of "
+            'model.parameters()'
+        )
 
 
 class CapturedStep:

@@ -12,7 +12,9 @@ from ._scores import (
     Forward,
     Metric,
     Score,
+    check_candidates,
     check_full_score,
+    choice_text,
     evaluation_mode,
     least_that_holds,
     score_of,
@@ -20,6 +22,7 @@ from ._scores import (
 from .papers.maxk import MaxKGCNConv, MaxKGNN, MaxKSAGEConv
 from .papers.maxk.convs import check_k
 
+_WITH_K = MaxKGCNConv, MaxKSAGEConv, MaxKGNN
 _FEWEST, _MOST = 1 / 32, 1 / 2  # shares of the features: fewer lose much, more save little
 
 
@@ -33,13 +36,22 @@ class KRow(NamedTuple):
 
 
 class KChoice(NamedTuple):
-    """What :func:`choose_k` returns."""
+    """What :func:`choose_k` returns. It prints as a table."""
 
     k: int | None  # None if no candidate is good enough
     full_score: float  # without MaxK
     full_seconds: float
     table: list[KRow]  # ascending
     model: Module  # trained with this k
+
+    def __repr__(self) -> str:
+        rows = self.table
+        measured = {
+            'score': [self.full_score, *(row.score for row in rows)],
+            'drop': [0.0, *(row.drop for row in rows)],
+            'seconds': [self.full_seconds, *(row.seconds for row in rows)],
+        }
+        return choice_text('k', self.k, measured, [row.k for row in rows])
 
 
 def choose_k(
@@ -80,10 +92,11 @@ def choose_k(
 
     Raises:
         TypeError: If an argument is of the wrong type, or :obj:`train` does not return a module.
-        ValueError: If :obj:`max_drop` is negative or, without a :obj:`metric`, not below 1,
-            :obj:`candidates` are empty, below one or, without a layer that says how many features
-            there are, missing, the full score is not a finite number, or, without a :obj:`metric`,
-            :obj:`data` has no :obj:`val_mask` with some nodes or not one class per node.
+        ValueError: If a model of :obj:`train` has another :obj:`k`, :obj:`max_drop` is negative or,
+            without a :obj:`metric`, not below 1, :obj:`candidates` are empty, below one or, without
+            a layer that says how many features there are, missing, the full score is not a finite
+            number, or, without a :obj:`metric`, :obj:`data` has no :obj:`val_mask` with some nodes
+            or not one class per node.
 
     Warns:
         UserWarning: If the accuracy without MaxK is no better than chance.
@@ -97,9 +110,14 @@ def choose_k(
         >>> choice.k
         32
     """
+    if isinstance(train, Module):
+        raise TypeError(
+            "'train' must be a function of k that returns a trained model, got a model, "
+            f'{type(train).__name__}'
+        )
     if not callable(train):
         raise TypeError(f"'train' must be callable, got {type(train).__name__}")
-    given = None if candidates is None else _check_candidates(candidates)
+    given = None if candidates is None else check_candidates(candidates, check_k, 'features')
     score = score_of(data, max_drop, metric, forward)
     model, full_score, full_seconds = _measure(train, None, score)
     check_full_score(full_score, data, metric)
@@ -122,18 +140,16 @@ def _measure(
     model = train(k)
     if not isinstance(model, Module):
         raise TypeError(f"'train' must return a torch.nn.Module, got {type(model).__name__}")
+    kept = [each.k for each in model.modules() if isinstance(each, _WITH_K)]
+    found = {each for each in kept if each is not None}
+    if found and k not in found:
+        raise ValueError(
+            f"'train' must pass its k on to the model: train({k}) returned one with k="
+            f'{", ".join(map(str, sorted(found)))}'
+        )
     with evaluation_mode(model):
         seconds = time.perf_counter() - start
         return model, score(model), seconds
-
-
-def _check_candidates(candidates: Iterable[int]) -> list[int]:
-    chosen = list(candidates)
-    for k in chosen:
-        check_k(k)
-    if not chosen:
-        raise ValueError("'candidates' must hold at least one number of features, got none")
-    return sorted(set(chosen))
 
 
 def _usual_candidates(model: Module) -> list[int]:

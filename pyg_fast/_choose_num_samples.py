@@ -16,7 +16,9 @@ from ._progress import progress
 from ._scores import (
     Forward,
     Metric,
+    check_candidates,
     check_full_score,
+    choice_text,
     evaluation_mode,
     least_that_holds,
     score_of,
@@ -39,11 +41,22 @@ class SampleRow(NamedTuple):
 
 
 class SampleChoice(NamedTuple):
-    """What :func:`choose_num_samples` returns."""
+    """What :func:`choose_num_samples` returns. It prints as a table."""
 
     num_samples: int | None  # None if no candidate is good enough
     full_score: float  # without sampling
     table: list[SampleRow]  # ascending
+
+    def __repr__(self) -> str:
+        rows = self.table
+        measured = {
+            'score': [self.full_score, *(row.score for row in rows)],
+            'drop': [0.0, *(row.drop for row in rows)],
+            'edges read': [1.0, *(row.sampling_rate for row in rows)],
+        }
+        return choice_text(
+            'num_samples', self.num_samples, measured, [row.num_samples for row in rows]
+        )
 
 
 def choose_num_samples(
@@ -111,7 +124,11 @@ def choose_num_samples(
         ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
     layers = _sampled_layers(model, strategy)
-    given = None if candidates is None else _check_candidates(candidates)
+    given = None
+    if candidates is not None:
+        given = check_candidates(
+            candidates, lambda number: check_sampling(number, 'fastrand'), 'samples'
+        )
     score = score_of(data, max_drop, metric, forward)
     how = {} if strategy is None else {'strategy': strategy}
     with evaluation_mode(model), _restore_options(layers):
@@ -159,15 +176,6 @@ def _sampled_layers(model: Module, strategy: str | None) -> list[Sampled]:
         for layer in sampling:
             layer.check_strategy(strategy)
     return sampling
-
-
-def _check_candidates(candidates: Iterable[int]) -> list[int]:
-    chosen = list(candidates)
-    for num_samples in chosen:
-        check_sampling(num_samples, 'fastrand')
-    if not chosen:
-        raise ValueError("'candidates' must hold at least one number of samples, got none")
-    return sorted(set(chosen))
 
 
 def _powers(largest: int) -> list[int]:

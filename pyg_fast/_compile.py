@@ -1,18 +1,21 @@
 """Kernels inside of :func:`torch.compile` and :func:`torch.export.export`."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import EntryPoint
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch._dynamo import OptimizedModule
 from torch.export import ExportedProgram
 from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
+from ._compiled_layers import LayerNotes
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
 from .nn.message_passing import FusedPropagate
@@ -32,8 +35,7 @@ def compile(
     backend replaces the messages of accelerated layers by kernels, and leaves everything else to
     Inductor. Graphs among the arguments of a call are prepared before the model runs, once each:
     compiled code cannot keep what it sorts. A message that no kernel computes stays PyG's code, and
-    so does one over so few edges that a kernel does not pay; the logger :obj:`pyg_fast` tells at
-    level INFO what became a kernel, and why not.
+    so does one over so few edges that a kernel does not pay: :func:`accelerate_report` tells which.
 
     Args:
         model (torch.nn.Module): The model, or a single layer.
@@ -48,13 +50,17 @@ def compile(
         The compiled model.
 
     Raises:
-        TypeError: If :obj:`model` is not a module.
+        TypeError: If :obj:`model` is not a module, or compiled already.
+        ValueError: If there is no such :obj:`mode`.
 
     Example:
         >>> model = pyg_fast.compile(GIN(64, 64, num_layers=3), dynamic=True)
         >>> for batch in loader:
         ...     loss = model(batch.x, batch.edge_index).sum()
     """
+    if isinstance(model, OptimizedModule):
+        raise TypeError("'model' must not be compiled already: call pyg_fast.compile on the module")
+    _check_mode(mode)
     model = accelerate(model)
     compiled = torch.compile(
         model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options
@@ -72,6 +78,17 @@ def compile(
     )
     compiled.register_forward_pre_hook(prepare, with_kwargs=True)
     return compiled
+
+
+def _check_mode(mode: str | None) -> None:
+    """Raises unless Inductor has the mode; by itself it does so at the first call only."""
+    if mode is None:
+        return
+    from torch._inductor import list_mode_options
+
+    modes = tuple(dict.fromkeys(('default', *list_mode_options())))
+    if mode not in modes:
+        raise ValueError(f"'mode' must be one of {modes}, got {mode!r}")
 
 
 def _prepare_graphs(
@@ -113,14 +130,37 @@ def backend(
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    from .message._region import replace_messages
-
-    replace_messages(module)
+    replace_and_note(module)
     patches = dict(list_mode_options(mode)) if mode else {}
     patches |= options or {}
     compiled = compile_fx(module, examples, config_patches=patches or None)
     assert callable(compiled)
     return compiled
+
+
+def replace_and_note(module: torch.fx.GraphModule) -> int:
+    """Replaces the messages of a graph by kernels, and notes on layers what runs them; tells how
+    many messages."""
+    from .message._replace import replace_messages
+
+    notes = LayerNotes()
+    notes.read(module)
+    count = replace_messages(module, told=notes.note)
+    notes.write()
+    return count
+
+
+def _offer_backend() -> None:
+    """Makes the name of the backend known where no installed package does, as in a source tree. An
+    entry point, as that of the installed package: registered twice a backend is an error."""
+    entry = EntryPoint('pyg_fast', f'{__name__}:backend', 'torch_dynamo_backends')
+    with suppress(ImportError):  # a private name of torch
+        from torch._dynamo.backends.registry import _BACKENDS
+
+        _BACKENDS.setdefault('pyg_fast', entry)
+
+
+_offer_backend()
 
 
 def export(
@@ -153,7 +193,8 @@ def export(
         :func:`torch._inductor.aoti_compile_and_package` take.
 
     Raises:
-        TypeError: If :obj:`model` is not a module.
+        TypeError: If :obj:`model` is not a module, :obj:`args` not a tuple, :obj:`kwargs` not a
+            dictionary, or a graph among the arguments is prepared.
 
     Example:
         >>> edges = torch.export.Dim('edges', max=2**30)
@@ -161,8 +202,23 @@ def export(
         ...     conv, (x, edge_index), dynamic_shapes=({0: torch.export.Dim('nodes')}, {1: edges}))
         >>> torch.export.save(program, 'conv.pt2')
     """
-    from .message._region import replace_messages
+    from .message._replace import replace_messages
 
+    if not isinstance(args, tuple):
+        raise TypeError(
+            f"'args' must be a tuple of inputs, got {type(args).__name__}: write "
+            'pyg_fast.export(model, (x, edge_index))'
+        )
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(
+            f"'kwargs' must be a dictionary of inputs by name, got {type(kwargs).__name__}: inputs "
+            "without a name belong into the tuple 'args'"
+        )
+    for edge_index in _graphs_in((*args, *(kwargs or {}).values())):
+        raise TypeError(
+            "'args' must hold plain tensors of edges, as the program will take them, got "
+            f'{type(edge_index).__name__}: pass edge_index.as_tensor()'
+        )
     model = accelerate(model)
     # The sizes of the examples say nothing about those of later calls.
     with _marks_in_export(model), small_graphs('kernel'):

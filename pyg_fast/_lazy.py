@@ -1,6 +1,7 @@
 """Names that live elsewhere: public ones of the rooms of papers, which the core does not import,
 and those that pickles of earlier releases look for."""
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 
@@ -15,7 +16,10 @@ def lazy(package: str, homes: dict[str, str]) -> Callable[[str], object]:
 
     def find(name: str) -> object:
         if name not in homes:
-            raise AttributeError(f'module {package!r} has no attribute {name!r}')
+            raise AttributeError(  # To which Python adds a name that is alike.
+                f'module {package!r} has no attribute {name!r}',
+                name=name, obj=sys.modules[package],
+            )  # fmt: skip
         return getattr(import_module(f'pyg_fast.{homes[name]}'), name)
 
     return find

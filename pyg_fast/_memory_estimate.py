@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from .graph._cache import cache_of
+from .graph._cache import cache_of, tensors_of
 from .graph.prepared_graph import PreparedGraph
 from .nn import AggregatedInput
 from .ops._numbers import acc_dtype
@@ -165,12 +165,12 @@ def _of_graph(edge_index: Tensor | None) -> Sequence[object]:
         parts = [edge_index._data, edge_index._indptr, edge_index._T_perm, edge_index._T_indptr]
         parts += edge_index._T_index
     entries = cache_of(edge_index).entries.values()
-    return parts + [t for entry in entries for t in entry.tensors]
+    return parts + [t for entry in entries for t in tensors_of(entry.value)]
 
 
 def _of_path(path: ExecutionPath) -> Sequence[object]:
     return [getattr(path, name) for name in path._TENSORS] + [
-        t for entry in path._derived.values() for t in entry.tensors
+        t for entry in path._derived.values() for t in tensors_of(entry.value)
     ]
 
 
@@ -203,7 +203,7 @@ class _FakeStep:
     def bytes_of_rows(self) -> int:
         """The bytes of the rows that an aggregated input keeps for a path."""
         rows = None if isinstance(self.x, Tensor) else self.x._rows
-        return 0 if rows is None else sum(t.nbytes for t in rows[1].tensors)
+        return 0 if rows is None else sum(t.nbytes for t in tensors_of(rows[1].value))
 
     def run(
         self, edge_index: Tensor | None, paths: list[ExecutionPath], active_only: bool

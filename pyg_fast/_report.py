@@ -7,6 +7,7 @@ from .message._cures import cure_of
 
 PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
+PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
 
 
 class LayerReport(NamedTuple):
@@ -15,11 +16,14 @@ class LayerReport(NamedTuple):
     - **name** (str): the layer's name in the model, as in :meth:`named_modules`
     - **layer** (str): the user's class
     - **fused** (str, optional): our class; :obj:`None` if PyG's code runs for every input
-    - **reason** (str, optional): why PyG's code runs, for every input or in the last eager call
+    - **reason** (str, optional): why PyG's code runs, for every input or in the last eager call,
+      or else in compiled code
     - **ran** (str, optional): what ran in the last eager call: our class, or
       :obj:`"PyG's code: "` and the reason; :obj:`None` before the first one
     - **how** (str, optional): if that was ours: by a :obj:`"kernel"`, or over :obj:`"blocks"` of
-      edges
+      edges; for a layer that :func:`accelerate` has not replaced yet, that it has not
+    - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
+      compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     """
 
     name: str
@@ -28,21 +32,30 @@ class LayerReport(NamedTuple):
     reason: str | None
     ran: str | None = None
     how: str | None = None
+    compiled: str | None = None
 
     @property
     def runs_on(self) -> str:
         """What runs the layer: :obj:`"kernel"`, :obj:`"blocks"`, :obj:`"PyG's code"`,
-        :obj:`"compiled"` by TorchScript, or :obj:`"no eager call yet"`."""
+        :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, or
+        :obj:`"no eager call yet"`; and after :obj:`"compiled: "` what does in compiled code."""
         if self.reason == SCRIPTED:
             return 'compiled'
-        if self.reason is not None:
-            return PYGS
-        return self.how or 'no eager call yet'
+        ran_pygs = self.ran is not None and self.ran.startswith(PYGS)
+        never = self.fused is None and self.reason is not None
+        eager = PYGS if ran_pygs or never else self.how
+        if self.compiled is None:
+            return eager or 'no eager call yet'
+        compiled = f'compiled: {self.compiled.partition(": ")[0]}'
+        return compiled if eager is None else f'{eager}; {compiled}'
 
     @property
     def cure(self) -> str | None:
         """What helps where PyG's code runs."""
-        return None if self.reason is None else cure_of(self.reason)
+        if self.reason is None:
+            return None
+        eager = self.reason.partition('; compiled: ')[0]
+        return cure_of(eager.partition('; with more: ')[2] or eager)
 
 
 class AccelerateReport(list[LayerReport]):

@@ -4,7 +4,7 @@ choose."""
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
+
+from ._report import table_of
 
 T = TypeVar('T')
 Metric: TypeAlias = Callable[[Tensor, Data], float]
@@ -25,9 +27,19 @@ def score_of(data: Data, max_drop: float, metric: Metric | None, forward: Forwar
     """The score of a model: its accuracy on the validation nodes, unless a metric is given.
 
     Raises:
-        TypeError, ValueError: If :obj:`max_drop` is no allowed loss of this score, or the data
-            do not suit it.
+        TypeError, ValueError: If :obj:`max_drop` is no allowed loss of this score, the data do not
+            suit it, or :obj:`metric` or :obj:`forward` cannot be called.
     """
+    if metric is not None and not callable(metric):
+        raise TypeError(
+            f"'metric' must be a function, metric(out, data), got {type(metric).__name__}: leave "
+            'it out for the accuracy on data.val_mask'
+        )
+    if forward is not None and not callable(forward):
+        raise TypeError(
+            f"'forward' must be a function, forward(model, data), got {type(forward).__name__}: "
+            'leave it out for model(data.x, data.edge_index)'
+        )
     if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
         raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
     if not max_drop >= 0:
@@ -41,6 +53,34 @@ def score_of(data: Data, max_drop: float, metric: Metric | None, forward: Forwar
         _check_val_mask(data)
         metric = _val_accuracy
     return partial(_score, data, metric, forward or _forward)
+
+
+def check_candidates(
+    candidates: Iterable[int], check: Callable[[int], None], what: str
+) -> list[int]:
+    """The candidates, each of them checked, ascending."""
+    if not isinstance(candidates, Iterable):
+        raise TypeError(
+            f"'candidates' must be a list of numbers of {what}, such as [8, 16, 32], got "
+            f'{type(candidates).__name__}'
+        )
+    chosen = list(candidates)
+    for candidate in chosen:
+        check(candidate)
+    if not chosen:
+        raise ValueError(f"'candidates' must hold at least one number of {what}, got none")
+    return sorted(set(chosen))
+
+
+def choice_text(
+    name: str, chosen: int | None, measured: Mapping[str, Sequence[float]], values: Sequence[int]
+) -> str:
+    """A choice as a table of what was measured, first of the model without sampling or MaxK."""
+    columns = [['all', *map(str, values)]]
+    columns += [[f'{round(value, 9):.4g}' for value in column] for column in measured.values()]
+    marks = ['', *('chosen' if value == chosen else '' for value in values)]
+    table = table_of((name, *measured, ''), zip(*columns, marks, strict=True))
+    return table if chosen is not None else f'{table}\n{name}: none is good enough'
 
 
 def check_full_score(score: float, data: Data, metric: Metric | None) -> None:

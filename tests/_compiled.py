@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 import pyg_fast
-from pyg_fast.message import _region
+from pyg_fast._compile import replace_and_note
 
 
 class Backend:
@@ -25,7 +25,7 @@ class Backend:
     def __call__(self, module: GraphModule, examples: list[Any]) -> Callable[..., Any]:
         self.frames += 1
         if self.replaces:
-            self.kernels += _region.replace_messages(module)
+            self.kernels += replace_and_note(module)
         return aot_eager(module, examples)
 
 

@@ -15,7 +15,8 @@ __all__ = [
 ops = torch.ops.pyg_fast
 # Of Python, not compiled; `import pyg_fast` alone does not define all of them.
 OF_PYTHON = {
-    'message', 'message_backward', 'segment_attention', 'segment_attention_backward',
+    'message', 'message_backward', 'note_outside', 'segment_attention',
+    'segment_attention_backward',
 }  # fmt: skip
 
 # What ops must compute, in plain torch and float64; the edges that dropout of attention keeps; the

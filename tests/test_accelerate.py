@@ -2,12 +2,15 @@
 
 import copy
 import pickle
+import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import _forks
+import numpy as np
 import pytest
 import torch
 import torch_geometric
@@ -16,17 +19,21 @@ from torch.nn import Module, ModuleDict, ModuleList
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
     MessagePassing,
     SAGEConv,
+    Sequential,
     to_hetero,
 )
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import FusedGCNConv, FusedGINConv, FusedSAGEConv
+from tests._compiled import Backend
 from tests._report import must_fuse
 
 OURS = {GCNConv: FusedGCNConv, SAGEConv: FusedSAGEConv, GINConv: FusedGINConv}
@@ -179,7 +186,7 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -277,7 +284,8 @@ def test_left_with_a_reason(made: Callable[[], Module], reason: str) -> None:
     assert type(model[0]) is cls
     assert type(model[1]) is FusedGCNConv
     after = pyg_fast.accelerate_report(model)
-    assert before == after
+    assert before[0] == after[0]
+    assert before[1]._replace(how=None) == after[1]  # not accelerated before
     assert after[0][:3] == ('0', cls.__name__, None)
     assert reason in after[0].reason
 
@@ -343,6 +351,9 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
     model = ModuleDict({
         'first': SAGEConv(8, 4), 'second': SAGEConv(8, 4, aggr='median'), 'third': GraphConv(8, 4),
     })  # fmt: skip
+    plain = pyg_fast.accelerate_report(model)
+    not_yet = 'not accelerated: pyg_fast.accelerate(model)'
+    assert [each.runs_on for each in plain] == [not_yet, "PyG's code", not_yet]
     report = pyg_fast.accelerate_report(pyg_fast.accelerate(model))
     assert isinstance(report, list)
     assert pickle.loads(pickle.dumps(report)) == list(report)
@@ -374,6 +385,66 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
     )
 
 
+class Compiled(Module):
+    """A kernel on both sides of a graph break, and messages that no kernel computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(8, 8), ModuleList([Told('') for _ in range(2)])
+        self.mean, self.broken = Told('mean'), Told('value')
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.second[0](self.first(x, edge_index), edge_index)
+        torch._dynamo.graph_break()
+        x = self.mean(self.second[1](x, edge_index), edge_index)
+        return self.broken(x, edge_index)
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_report_of_compiled_code() -> None:
+    torch._dynamo.reset()
+    model, (x, edge_index) = pyg_fast.accelerate(Compiled()), graph()
+    compiled = torch.compile(model, backend=Backend(), dynamic=True)
+    with pyg_fast.small_graphs('kernel'):
+        compiled(x, edge_index)
+    report = pyg_fast.accelerate_report(compiled)
+    assert [(each.name, each.runs_on) for each in report] == [
+        ('first', 'compiled: kernel'), ('second.0', 'compiled: kernel'),
+        ('second.1', 'compiled: kernel'), ('mean', "compiled: PyG's code"),
+        ('broken', "compiled: PyG's code"),
+    ]  # fmt: skip
+    assert report[3].reason.startswith('a reduction over edges (File ')
+    assert report[3].compiled == f"PyG's code: {report[3].reason}"
+    assert report[4].reason == 'a graph break in message'
+    assert 'fullgraph=True' in report[4].cure
+    model.second[0](x, edge_index[:, :1])
+    model.mean(x, edge_index[:, :1])
+    one, other = (pyg_fast.accelerate_report(layer)[0] for layer in (model.second[0], model.mean))
+    assert (one.runs_on, one.reason) == ("PyG's code; compiled: kernel", '1 edges')
+    assert other.runs_on == "PyG's code; compiled: PyG's code"
+    assert other.reason == f'1 edges; compiled: {report[3].reason}'
+    pyg_fast.restore(model)
+    assert not any('_last_compiled' in vars(layer) for layer in model.modules())
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_report_of_a_compiled_layer(capsys: pytest.CaptureFixture) -> None:
+    """The frame that Dynamo compiles is then one of the layer itself."""
+    torch._dynamo.reset()
+    layer, (x, edge_index) = pyg_fast.accelerate(Told('')), graph()
+    torch.compile(layer, backend=Backend(), dynamic=True)(x, edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].runs_on == 'compiled: kernel'
+    pyg_fast.accelerate(layer, verbose=True)
+    assert capsys.readouterr().out.endswith('Told   FusedTold\n')
+    with pyg_fast.small_graphs('pyg'):
+        torch.compile(layer, backend=Backend(), dynamic=False)(x, edge_index[:, :9])
+    assert pyg_fast.accelerate_report(layer)[0].reason == 'too few edges for a kernel to pay'
+    layer.register_message_forward_hook(lambda *_: None)
+    torch._dynamo.reset()
+    torch.compile(layer, backend=Backend(), dynamic=True)(x, edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].reason == 'hooks on its message passing'
+
+
 def test_strict() -> None:
     model = ModuleList([SAGEConv(8, 4), SAGEConv(8, 4, aggr='median')])
     with pytest.raises(NotImplementedError, match='MedianAggregation has no kernel') as error:
@@ -381,10 +452,40 @@ def test_strict() -> None:
     assert str(pyg_fast.accelerate_report(model)) in str(error.value)
     assert type(model[0]) is SAGEConv  # nothing changed
     assert type(pyg_fast.accelerate(model[:1], strict=True)[0]) is FusedSAGEConv
-    layer = pyg_fast.accelerate(GraphConv(8, 4), strict=True)
+    layer = pyg_fast.accelerate(GraphConv(8, 4))
     layer(torch.randn(3, 8), torch.tensor([[0], [1]]))
     with pytest.raises(NotImplementedError, match='1 edges'):  # what ran in the last call
         pyg_fast.accelerate(layer, strict=True)
+
+
+@pytest.mark.parametrize('is_layer', [False, True])
+def test_strict_raises_in_the_first_call(is_layer: bool) -> None:
+    """What only a call knows; nothing stays of it once all layers ran on kernels."""
+    layer, (x, edge_index) = Told('mean'), graph()
+    x = x[:, :8].contiguous()
+    model = layer if is_layer else Compiled()
+    with pyg_fast.small_graphs('kernel'):
+        for each in (pyg_fast.accelerate(model, strict=True), copy.deepcopy(model)):
+            for _ in range(2):
+                with pytest.raises(NotImplementedError, match='a reduction over edges') as error:
+                    each(x, edge_index)
+                assert str(pyg_fast.accelerate_report(each)) in str(error.value)
+        layer = Told('')
+        model = layer if is_layer else Sequential('x, edge_index', [(layer, 'x, edge_index -> x')])
+        pyg_fast.accelerate(model, strict=True)
+        compiled = torch.compile(model, backend=Backend(), fullgraph=True)
+        out = compiled(x, edge_index)
+        assert model._forward_hooks  # Compiled code checks nothing.
+        torch.testing.assert_close(model(x, edge_index), out)
+        assert not model._forward_hooks
+    with pyg_fast.small_graphs('pyg'):
+        with pytest.raises(NotImplementedError, match='too few for a kernel to pay'):
+            pyg_fast.accelerate(Told(''), strict=True)(x, edge_index)
+        for undo in (pyg_fast.restore, pyg_fast.accelerate):
+            model = pyg_fast.accelerate(Told(''), strict=True)
+            assert len(model._forward_hooks) == 1
+            undo(model)(x, edge_index)
+            assert len(model._forward_hooks) == 0
 
 
 class Told(MessagePassing):
@@ -406,6 +507,8 @@ class Told(MessagePassing):
             return x_i
         if self.how == 'norm':
             return self.norm(x_j)
+        if self.how == 'mean':
+            return x_j - x_j.mean(0)
         if self.how == 'number':
             return x_j[:, :4] * (self.count * 2)
         return x_j
@@ -420,7 +523,7 @@ class Told(MessagePassing):
             'norm',
             'batch normalization in training mixes edges',
             'return self.norm(x_j)',
-            'in forward or update',
+            'normalize the nodes in forward, or use LayerNorm',
         ),
         ('number', 'a number that changes: self.count', 'return x_j[:, :4]', 'a tensor in place'),
     ],
@@ -436,6 +539,97 @@ def test_reasons_name_line_cause_and_cure(how: str, cause: str, line: str, helps
     assert 'test_accelerate.py", line ' in report.reason
     assert f'in message: {line}' in report.reason
     assert helps in report.cure
+
+
+def asserts(x: Tensor) -> Tensor:
+    assert x.isfinite().all()
+    return x
+
+
+VALUE = 'message reads a value of a tensor'
+NO_OPERATION = ', which is no operation on tensors'
+SHAPE = 'the shape of a value depends on values of a tensor'
+# What a message does, the reason, and a word of what helps.
+SEEN = [
+    (lambda x: x * x.sum().item(), 'a reduction over edges', 'what one edge needs alone'),
+    (lambda x: x * int(x.sum()), VALUE, 'torch.where'),
+    (lambda x: x * bool(x.sum() > 0), VALUE, 'torch.where'),
+    (lambda x: torch.tensor(x.tolist()), VALUE, 'torch.where'),
+    (lambda x: x if torch.equal(x, x) else -x, VALUE, 'torch.where'),
+    (lambda x: x * len(repr(x)), VALUE, 'torch.where'),
+    (lambda x: x * x.nonzero().size(0), SHAPE, 'torch.where'),
+    (lambda x: x * x.unique().numel(), SHAPE, 'torch.where'),
+    (lambda x: x * (1 + 0 * time.time()), f'message calls time.time{NO_OPERATION}', 'in forward'),
+    (lambda x: x * random.random(), f'message calls Random.random{NO_OPERATION}', 'in forward'),
+    (lambda x: x * np.random.rand(), 'message calls NumPy', "torch's operations"),
+    (lambda x: x.data * 2, 'data in message', 'detach()'),
+    (lambda x: x / x.size(0), 'the number of edges or nodes is used as a number', 'as a tensor'),
+    (asserts, 'message asserts', 'in forward'),
+]
+
+
+@pytest.mark.parametrize('number', range(len(SEEN)))
+def test_reasons_are_in_the_users_terms(number: int) -> None:
+    function, cause, helps = SEEN[number]
+
+    class Seen(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return function(x_j)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Seen()), graph()
+    with pyg_fast.small_graphs('kernel'):
+        layer(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.reason.startswith(cause)
+    assert helps in report.cure
+    if 'used as a number' not in cause:  # Of a graph as a whole, which has no line.
+        line = function.__code__.co_firstlineno + (function is asserts)
+        assert f'test_accelerate.py", line {line}' in report.reason
+
+
+def test_the_line_of_a_size_that_is_a_number() -> None:
+    class Sized(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j / len(x_j)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Sized('')), graph()
+    with pyg_fast.small_graphs('kernel'):
+        layer(x, edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].reason.endswith('return x_j / len(x_j))')
+
+
+@pytest.mark.filterwarnings('ignore:ToldNumPy.message')
+def test_the_reason_for_numpy_is_the_users() -> None:
+    class ToldNumPy(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            return torch.from_numpy(x_j.numpy() > 0).float()
+
+    layer, (x, edge_index) = pyg_fast.accelerate(ToldNumPy('')), graph()
+    with pyg_fast.small_graphs('kernel'):
+        layer(x[:, :8].contiguous(), edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.reason.startswith('message converts to NumPy (File ')
+    assert report.reason.endswith('return torch.from_numpy(x_j.numpy() > 0).float())')
+    assert report.cure == "torch's operations in place of NumPy's"
+
+
+@pytest.mark.parametrize(
+    ('layer', 'helps'),
+    [
+        (GATConv(8, 4, aggr='mean'), "aggr='add': this layer has kernels for sums alone"),
+        (GATv2Conv(8, 4, aggr='max'), "aggr='add': this layer has kernels for sums alone"),
+        (
+            GATConv(8, 4, edge_dim=4, fill_value='max'),
+            "fill_value='mean' or a number, or add_self_loops=False",
+        ),
+        (SAGEConv(8, 4, aggr='median'), "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each"),
+    ],
+)
+def test_cures_fit_the_layer(layer: MessagePassing, helps: str) -> None:
+    assert pyg_fast.accelerate_report(layer)[0].cure.startswith(helps)
 
 
 def test_a_message_with_a_network_a_norm_and_detach_runs_on_a_kernel() -> None:
@@ -586,3 +780,24 @@ def test_a_refused_layer_gets_no_class() -> None:
     (report,) = pyg_fast.accelerate_report(pyg_fast.accelerate(Registered()))
     assert report.reason == 'its propagate is overridden'
     assert made == []
+
+
+def test_reason_of_edges_that_are_no_tensor() -> None:
+    layers, (x, edge_index) = (SAGEConv(8, 4), GraphConv(8, 4)), graph()
+    for layer in map(pyg_fast.accelerate, layers):
+        with pytest.raises((ValueError, AttributeError)):
+            layer(x, {('a', 'to', 'a'): edge_index})
+        (report,) = pyg_fast.accelerate_report(layer)
+        assert report.reason == 'an edge_index of type dict'
+        assert 'HeteroConv' in report.cure
+
+
+@pytest.mark.parametrize('name', ['SAGEConv', 'GraphConv', 'GATConv', 'TransformerConv'])
+def test_few_edges_of_any_integers(name: str) -> None:
+    """PyG's code, which runs few edges, takes int64 alone."""
+    layer = pyg_fast.accelerate(getattr(torch_geometric.nn, name)(4, 2))
+    x, edge_index = torch.randn(9, 4), torch.randint(9, (2, 30))
+    with pyg_fast.small_graphs('pyg'):
+        expected = layer(x, edge_index)
+        for dtype in (torch.int32, torch.int16):
+            torch.testing.assert_close(layer(x, edge_index.to(dtype)), expected)

@@ -1,6 +1,7 @@
 """`benchmark`: its ways, its table, and the model, data and random numbers that it leaves alone."""
 
 import copy
+import os
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN, GCNConv, GPSConv, HeteroConv, SAGEConv
 
 import pyg_fast
-from pyg_fast._benchmark import _by_pyg
+from pyg_fast._benchmark import _by_pyg, _without_lines_of_profiler
 from pyg_fast.datasets import PlantedGraph
 from pyg_fast.nn import FusedGCNConv, FusedGPSConv, MaxKGNN
 from pyg_fast.transforms import ToCSR
@@ -42,6 +43,16 @@ def test_leaves_everything_alone(device: torch.device) -> None:
     assert [type(m) for m in model.modules()] == classes
     assert list(data.keys()) == keys
     assert type(data.edge_index) is Tensor
+
+
+def test_only_the_profiler_is_silenced(capfd: pytest.CaptureFixture) -> None:
+    """What it says about itself, also of memory that the step before has allocated."""
+    with _without_lines_of_profiler():
+        os.write(2, b'USDT:1 SyncActivityProfilerHandler.cpp:52] profiler_start\nof the user\n')
+    assert capfd.readouterr().err == 'of the user\n'
+    data = planted(torch.device('cpu'))
+    pyg_fast.benchmark(GCN(64, 8, num_layers=2), data, seconds=0.01)
+    assert 'rofil' not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('accelerated', [False, True])
@@ -99,6 +110,7 @@ def test_hetero(device: torch.device) -> None:
     model = HeteroConv({('a', 'to', 'b'): SAGEConv((-1, -1), 2)})  # lazy
     result = pyg_fast.benchmark(model.to(device), data.to(device), seconds=0.01)
     assert all(row.seconds is not None for row in result.rows)
+    assert '11 nodes of 2 types, 30 edges of 1 types' in repr(result)
     assert isinstance(next(model.parameters()), torch.nn.UninitializedParameter)
 
 
@@ -112,7 +124,7 @@ def test_a_way_that_fails_is_a_row(device: torch.device) -> None:
     assert ours.ratio is None
     rows = pyg_fast.benchmark(Dropout(), data, capture=False, seconds=0.01)
     assert all(row.error.startswith('TypeError') for row in rows.rows)
-    assert 'failed' in repr(rows)
+    assert 'edges, every way failed\n' in repr(rows)
 
 
 def test_layers_in_layers_become_pygs() -> None:
@@ -138,3 +150,18 @@ def test_layers_in_layers_become_pygs() -> None:
 def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pyg_fast.benchmark(**{'model': GCNConv(4, 4), 'data': Data(), **kwargs})
+
+
+def test_a_model_of_more_inputs() -> None:
+    class Pooled(GCNConv):
+        def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+            return super().forward(x, edge_index)
+
+    class Broken(GCNConv):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            raise TypeError('of the model')
+
+    data = planted(torch.device('cpu'))
+    for model, hint in ((Pooled(64, 4), True), (Broken(64, 4), False)):
+        text = str(pyg_fast.benchmark(model, data, seconds=0.01))
+        assert ('pass forward=, such as' in text) == hint, text

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GAT, GCN
 
 import pyg_fast
@@ -126,6 +127,14 @@ def test_refused(device: torch.device) -> None:
         capture(model, data, optimizer, None)
     with pytest.raises(ValueError, match="'data' must have a vector 'seeds'"):
         capture(model, data, optimizer, cross_entropy, mask='seeds')
+    with pytest.raises(TypeError, match="'mask' must be the name of a mask .*, got Tensor: store"):
+        capture(model, data, optimizer, cross_entropy, mask=data.train_mask)
+    for graphs, of in ((DataLoader([data]), 'its dataset'), ([data], 'it')):
+        cure = f'got {type(graphs).__name__}: for batches make a GraphLoader .* of {of}$'
+        with pytest.raises(TypeError, match=cure):
+            capture(model, graphs, optimizer, cross_entropy)
+    with pytest.raises(ValueError, match="'optimizer' must hold parameters of 'model'"):
+        capture(gcn(device), data, optimizer, cross_entropy)
 
 
 def test_refused_optimizers(cuda: torch.device) -> None:

@@ -551,7 +551,8 @@ def test_batch_norms_without_a_twin_are_refused(graphs: list[Data]) -> None:
             pyg_fast.capture(model, pad(graphs), sgd(model), loss_fn)
     model = Layered(nn.BatchNorm1d(4), lambda x, batch: model.layer(x.view(2, -1, 4)[0])).double()
     some = [data for data in graphs if data.num_nodes % 2 == 0]
-    step = pyg_fast.capture(Rows(), pad(some), sgd(Rows()), lambda out, batch: out.square().mean())
+    rows = Rows()
+    step = pyg_fast.capture(rows, pad(some), sgd(rows), lambda out, batch: out.square().mean())
     with pytest.raises(ValueError, match=r"batch norm 'norm' got \d+ rows, but a captured step"):
         next(step.epoch())
 
@@ -726,6 +727,9 @@ def test_refused(graphs: list[Data]) -> None:
         ((None, loader, optimizer, loss_fn), {}, TypeError, "'model' must be a Module"),
         ((model, loader, model, loss_fn), {}, TypeError, "'optimizer' must be an Optimizer"),
         ((model, loader, optimizer, None), {}, TypeError, "'loss_fn' must be callable"),
+        ((model, loader, optimizer, F.mse_loss), {}, TypeError, "got PyTorch's mse_loss: write"),
+        ((model, loader, optimizer, nn.MSELoss()), {}, TypeError, "got PyTorch's MSELoss: write"),
+        ((Model(), loader, optimizer, loss_fn), {}, ValueError, "hold parameters of 'model'"),
         ((model, GraphLoader(graphs), optimizer, loss_fn), {}, ValueError, 'must pad its batches'),
         ((model, pad(some), optimizer, loss_fn), {}, ValueError, r"exclude_keys=\['face'\]"),
         ((model, loader, lbfgs, loss_fn), {}, ValueError, 'without a closure, got LBFGS'),

@@ -68,6 +68,13 @@ def test_least_from_which_all_hold(
         assert row.seconds >= 0
     assert choice.model.score == (full if expected is None else scores[expected])
     assert choice.model.dropout.training
+    head, whole, *rows = str(choice).splitlines()
+    assert repr(choice) == str(choice)
+    assert head.split() == ['k', 'score', 'drop', 'seconds']
+    assert whole.split()[:3] == ['all', f'{full:.4g}', '0']
+    chosen = [row.split()[0] for row in rows if row.endswith('chosen')]
+    assert chosen == ([] if expected is None else [str(expected)])
+    assert rows[-1].endswith('none is good enough') == (expected is None)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +129,12 @@ def test_trained_models_keep_few_features(device: torch.device) -> None:
     ('kwargs', 'error', 'message'),
     [
         ({'train': 3}, TypeError, "'train' must be callable, got int"),
+        ({'train': Linear(2, 2)}, TypeError, 'must be a function of k that returns .* Linear'),
+        (
+            {'train': lambda k: Scripted(0.5) if k is None else MaxKGNN('gcn', 4, 8, 3, 2, k=3)},
+            ValueError,
+            r"'train' must pass its k on .*: train\(2\) returned one with k=3",
+        ),
         ({'train': lambda k: None}, TypeError, "'train' must return a torch.nn.Module, got None"),
         ({'max_drop': -1}, ValueError, "'max_drop' must be at least 0"),
         ({'max_drop': 1.0, 'metric': None}, ValueError, "'max_drop' must be below 1"),
@@ -129,6 +142,9 @@ def test_trained_models_keep_few_features(device: torch.device) -> None:
         ({'candidates': []}, ValueError, "'candidates' must hold at least one number of features"),
         ({'candidates': [0]}, ValueError, "'k' must be at least 1, got 0"),
         ({'candidates': [2.0]}, TypeError, "'k' must be an integer, got float"),
+        ({'candidates': 8}, TypeError, "'candidates' must be a list of numbers of feat.*, got int"),
+        ({'metric': 'acc'}, TypeError, "'metric' must be a function, .* got str: leave it out"),
+        ({'forward': 'yes'}, TypeError, "'forward' must be a function, .* got str: leave it out"),
         ({'metric': lambda out, data: math.inf}, ValueError, 'finite score to compare with'),
     ],
 )

@@ -13,6 +13,7 @@ from torch.nn import Dropout, Module, ModuleList
 from torch_geometric.data import Data
 
 from pyg_fast import choose_num_samples
+from pyg_fast._choose_num_samples import SampleChoice, SampleRow
 from pyg_fast.datasets import PlantedGraph
 from pyg_fast.nn import PathPreparedGCNConv, SampledGCNConv, SampledSAGEConv
 from pyg_fast.transforms import ToCSR
@@ -177,6 +178,16 @@ def test_least_from_which_all_hold(
     assert choice.full_score == full
     assert [row.num_samples for row in choice.table] == sorted(scores)
     assert [conv.num_samples for conv in model.convs] == [expected or 7] * 2
+
+
+def test_prints_as_a_table() -> None:
+    rows = [SampleRow(1, 0.70123456, 0.1, 0.25), SampleRow(4, 0.8 - 1e-17, 1e-17, 0.5)]
+    assert str(SampleChoice(4, 0.8, rows)).splitlines() == [
+        'num_samples  score   drop  edges read',
+        'all          0.8     0     1',
+        '1            0.7012  0.1   0.25',
+        '4            0.8     0     0.5         chosen',
+    ]
 
 
 def test_usual_candidates() -> None:
@@ -359,6 +370,8 @@ def test_a_trained_model_reads_less() -> None:
         ({'candidates': [4, 0]}, ValueError, 'must be 1 to 4096, got 0'),
         ({'candidates': [4097]}, ValueError, 'must be 1 to 4096, got 4097'),
         ({'candidates': [2.0]}, TypeError, 'must be an integer, got float'),
+        ({'candidates': 8}, TypeError, "'candidates' must be a list of numbers of samp.*, got int"),
+        ({'metric': 'acc'}, TypeError, "'metric' must be a function, .* got str: leave it out"),
         ({'strategy': 'best'}, ValueError, "'strategy' must be one of"),
         ({'strategy': 3}, TypeError, "'strategy' must be a string"),
         (

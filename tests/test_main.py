@@ -150,3 +150,12 @@ def test_table_of_ops(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_instruction_set(flags: set[str], cap: str | None, expected: str) -> None:
     assert report.instruction_set(flags, cap) == expected
+
+
+@pytest.mark.parametrize('module', [pyg_fast.nn, pyg_fast.ops, pyg_fast.transforms])
+def test_python_may_correct_unknown_names(module: Any) -> None:
+    """It then looks for what is alike among the names of the object."""
+    with pytest.raises(AttributeError, match='no attribute') as error:
+        getattr(module, name := 'FusedSageConv')
+    assert (error.value.name, error.value.obj) == (name, module)
+    assert set(module.__all__) <= set(dir(module))

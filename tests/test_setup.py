@@ -241,6 +241,9 @@ def test_cuda_architectures(project: Path, env: Environment, tmp_path: Path) -> 
     assert '-gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90' in rules
     assert '-DPYG_FAST_WITH_CUDA' in rules
     assert '-cudart=static' in rules
+    env['PYG_FAST_CUDA_ARCHS'] = '80;90-virtual'
+    run_setup(project, env, 'build_ext')
+    assert re.findall(r',code=(\w+)', listed(project)) == ['sm_80', 'compute_90']
     del env['PYG_FAST_CUDA_ARCHS']
     fake_nvcc(env, tmp_path / 'other', lists='compute_70 compute_80 compute_86')
     run_setup(project, env, 'build_ext')

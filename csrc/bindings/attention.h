@@ -9,9 +9,9 @@ namespace pyg_fast {
 
 inline void check_features(const Tensor& t, const char* name, int64_t nodes, const Attention& p,
                            ScalarType type, const Tensor& on) {
-  STD_TORCH_CHECK(t.dim() == 3 && t.size(0) == nodes && t.size(1) == p.heads &&
-                      t.size(2) == p.channels,
-                  name, " must have shape [", nodes, ", ", p.heads, ", ", p.channels, "]");
+  STD_TORCH_CHECK(
+      t.dim() == 3 && t.size(0) == nodes && t.size(1) == p.heads && t.size(2) == p.channels, name,
+      " must have shape [", nodes, ", ", p.heads, ", ", p.channels, "]");
   check_type(t, name, type);
   check_device(t, name, on);
 }

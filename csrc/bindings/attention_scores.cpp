@@ -54,9 +54,9 @@ Scores attention_scores(const Tensor& x_, const Tensor& att_src_, const OptTenso
 }
 
 template <bool kCuda>
-Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const OptTensor& att_dst_,
-                            const Tensor& grad_src_, const OptTensor& grad_dst_,
-                            const OptTensor& more_grad_x_) {
+Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_,
+                                 const OptTensor& att_dst_, const Tensor& grad_src_,
+                                 const OptTensor& grad_dst_, const OptTensor& more_grad_x_) {
   AttentionScoresBackward p;
   fill(p, x_, att_src_, att_dst_);
   const ScalarType acc = acc_of(x_.scalar_type());
@@ -94,14 +94,15 @@ Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const
   if constexpr (kCuda) {
     Launch launch(x);
     void* scratch = launch.scratch(cuda::attention_scores_backward_scratch(p));
-    launch.check(cuda::attention_scores_backward(p, scratch, launch.stream()), "attention_scores_backward");
+    launch.check(cuda::attention_scores_backward(p, scratch, launch.stream()),
+                 "attention_scores_backward");
   } else {
     const int64_t count = p.num_scores * p.heads * p.channels;
     const int64_t shares = fixed_shares(p.num_rows, count);
     SumOfShares sum(att_src, shares, count);
     parallel(shares, work_of(p), [&](int64_t k) {
       cpu::attention_scores_backward(p, p.num_rows * k / shares, p.num_rows * (k + 1) / shares,
-                                sum.share(k));
+                                     sum.share(k));
     });
     sum.write(p.grad_att);
   }

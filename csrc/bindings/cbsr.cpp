@@ -163,9 +163,8 @@ Tensor cbsr_spmm_backward(const Tensor& rowptr, const Tensor& col, const OptTens
                     if constexpr (kCuda) {
                       Launch launch(on);
                       void* scratch = launch.scratch(cuda::cbsr_spmm_backward_scratch(p, of_hubs));
-                      launch.check(
-                          cuda::cbsr_spmm_backward(p, of_hubs, scratch, launch.stream()),
-                          "cbsr_spmm_backward");
+                      launch.check(cuda::cbsr_spmm_backward(p, of_hubs, scratch, launch.stream()),
+                                   "cbsr_spmm_backward");
                     } else {
                       const int64_t work = p.csr.num_edges * p.k / 4 + p.csr.num_cols * p.k;
                       const int64_t shares = num_threads();
@@ -179,9 +178,9 @@ Tensor cbsr_spmm_backward(const Tensor& rowptr, const Tensor& col, const OptTens
 
 template <bool kCuda>
 Tensor cbsr_spmm_backward_ordered(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
-                                  const OptTensor& value, const Tensor& grad,
-                                  const Tensor& columns, const OptTensor& row_scale,
-                                  const OptTensor& col_scale, const OptTensor& diag) {
+                                  const OptTensor& value, const Tensor& grad, const Tensor& columns,
+                                  const OptTensor& row_scale, const OptTensor& col_scale,
+                                  const OptTensor& diag) {
   return backward(rowptr, col, perm, value, grad, columns, row_scale, col_scale, diag, false, true,
                   [](const CbsrBackward& p, const Tensor& on) {
                     if constexpr (kCuda) {

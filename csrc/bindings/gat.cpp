@@ -52,8 +52,7 @@ GatResult gat(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, co
     void* scratch = launch.scratch(cuda::gat_scratch(p));
     launch.check(cuda::gat(p, scratch, launch.stream()), "gat");
   } else {
-    share_edges(p.csr, work_of(p),
-                [&](int64_t begin, int64_t end) { cpu::gat(p, begin, end); });
+    share_edges(p.csr, work_of(p), [&](int64_t begin, int64_t end) { cpu::gat(p, begin, end); });
   }
   return {out, y, y_plus, softmax, mass_plus};
 }

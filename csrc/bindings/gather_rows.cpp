@@ -102,8 +102,8 @@ const char* rows_of(const OptTensor& rows, const char* name, const Tensor& x, co
 // x must be on the device of index, or in host memory that this device reads; the caller ensures this.
 template <bool kCuda>
 Tensor gather_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_,
-                  const OptTensor& previous, const OptTensor& cache_position_,
-                  const OptTensor& cache, OptTensor counter) {
+                   const OptTensor& previous, const OptTensor& cache_position_,
+                   const OptTensor& cache, OptTensor counter) {
   if constexpr (kCuda) STD_TORCH_CHECK(index_.is_cuda(), "index must be on a CUDA device");
   const Tensor index = to_contiguous(index_);
   const OptTensor match = to_contiguous(match_), cache_position = to_contiguous(cache_position_);
@@ -147,9 +147,8 @@ Tensor gather_rows(const Tensor& x, const Tensor& index_, const OptTensor& match
     STD_TORCH_CHECK(counter->is_contiguous(), "counter must be contiguous");
     p.counter = static_cast<int64_t*>(counter->mutable_data_ptr());
   }
-  Tensor out = allocated(index, size, static_cast<int64_t>(x.element_size()), [&] {
-    return torch::stable::new_empty(index, size, x.scalar_type());
-  });
+  Tensor out = allocated(index, size, static_cast<int64_t>(x.element_size()),
+                         [&] { return torch::stable::new_empty(index, size, x.scalar_type()); });
   p.out = static_cast<char*>(out.mutable_data_ptr());
   if constexpr (kCuda) {
     Launch launch(index);

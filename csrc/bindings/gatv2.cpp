@@ -41,8 +41,7 @@ Gatv2Result gatv2(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
     void* scratch = launch.scratch(cuda::gatv2_scratch(p));
     launch.check(cuda::gatv2(p, scratch, launch.stream()), "gatv2");
   } else {
-    share_edges(p.csr, work_of(p),
-                [&](int64_t begin, int64_t end) { cpu::gatv2(p, begin, end); });
+    share_edges(p.csr, work_of(p), [&](int64_t begin, int64_t end) { cpu::gatv2(p, begin, end); });
   }
   return {out, y, softmax};
 }
@@ -71,7 +70,8 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
   p.out_acc = grad_.scalar_type() == acc && acc != type;
   check_features(grad_, "grad", destinations, p, p.out_acc ? acc : type, col);
   const Tensor x = to_contiguous(x_), x_dst = to_contiguous(x_dst_), att = to_contiguous(att_),
-               y = to_contiguous(y_), softmax = to_contiguous(softmax_), grad = to_contiguous(grad_);
+               y = to_contiguous(y_), softmax = to_contiguous(softmax_),
+               grad = to_contiguous(grad_);
   p.x = x.const_data_ptr();
   p.x_dst = x_dst.const_data_ptr();
   p.att = att.const_data_ptr();

@@ -47,10 +47,10 @@ void check_before(const OptTensor& before, const Coo& coo, const Tensor& on) {
 
 template <bool kCuda>
 std::tuple<Tensor, Tensor, Tensor> gcn_weight(const Tensor& edge_index_,
-                                              const OptTensor& edge_weight_,
-                                              const Tensor& degree_, const OptTensor& last_,
-                                              const OptTensor& before_, int64_t num_kept,
-                                              bool loops, double fill_value, ScalarType dtype) {
+                                              const OptTensor& edge_weight_, const Tensor& degree_,
+                                              const OptTensor& last_, const OptTensor& before_,
+                                              int64_t num_kept, bool loops, double fill_value,
+                                              ScalarType dtype) {
   STD_TORCH_CHECK(degree_.dim() == 1, "degree must have one dimension, got ", degree_.dim());
   GcnWeight p;
   const int64_t num_nodes = degree_.size(0);

@@ -16,7 +16,8 @@ std::tuple<Tensor, Tensor> gcn_scale(const Tensor& rowptr, const OptTensor& perm
                                      const Tensor& value_, const OptTensor& last_loop_,
                                      double fill_value, bool loops) {
   STD_TORCH_CHECK(value_.dim() == 1, "value must have one dimension, got ", value_.dim());
-  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_rows + 1]");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1,
+                  "rowptr must have shape [num_rows + 1]");
   STD_TORCH_CHECK(!perm || perm->dim() == 1, "perm must have one dimension");
   STD_TORCH_CHECK(rowptr.is_contiguous() && (!perm || perm->is_contiguous()),
                   "rowptr and perm must be contiguous");

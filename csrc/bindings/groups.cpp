@@ -7,7 +7,8 @@ namespace {
 template <typename P>
 void fill(P& p, const Tensor& rowptr, int64_t size) {
   p.index64 = is_index64(rowptr, "rowptr");
-  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_rows + 1]");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1,
+                  "rowptr must have shape [num_rows + 1]");
   STD_TORCH_CHECK(size >= 1, "size must be positive, got ", size);
   p.num_rows = rowptr.size(0) - 1;
   p.size = size;
@@ -33,9 +34,10 @@ Tensor count_groups(const Tensor& rowptr_, int64_t size) {
 }
 
 template <bool kCuda>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> group_edges(
-    const Tensor& rowptr_, const Tensor& count_, int64_t size, int64_t num_groups,
-    int64_t num_long) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> group_edges(const Tensor& rowptr_,
+                                                               const Tensor& count_, int64_t size,
+                                                               int64_t num_groups,
+                                                               int64_t num_long) {
   const Tensor rowptr = to_contiguous(rowptr_), count = to_contiguous(count_);
   GroupEdges p;
   fill(p, rowptr, size);
@@ -44,8 +46,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> group_edges(
   check_device(count, "count", rowptr);
   STD_TORCH_CHECK(num_groups >= p.num_rows && num_long >= 0 && num_long <= p.num_rows &&
                       (p.num_rows > 0 || num_groups == 0),
-                  "num_groups and num_long do not fit rowptr: got ", num_groups, " and ", num_long, " of ",
-                  p.num_rows, " rows");
+                  "num_groups and num_long do not fit rowptr: got ", num_groups, " and ", num_long,
+                  " of ", p.num_rows, " rows");
   p.first = static_cast<const int64_t*>(count.const_data_ptr());
   p.longs = p.first + p.num_rows + 1;
   p.num_groups = num_groups;

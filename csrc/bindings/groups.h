@@ -5,7 +5,8 @@
 namespace pyg_fast {
 
 // The data of a contiguous vector of `count` entries, of the type and on the device of `like`.
-inline const void* entries_of(const Tensor& t, const char* name, int64_t count, const Tensor& like) {
+inline const void* entries_of(const Tensor& t, const char* name, int64_t count,
+                              const Tensor& like) {
   check_vector(t, name, count);
   check_type(t, name, like.scalar_type());
   check_device(t, name, like);

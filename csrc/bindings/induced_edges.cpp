@@ -63,8 +63,7 @@ std::tuple<Tensor, Tensor, Tensor> induced_edges(const Tensor& rowptr, const Ten
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // All edges among the nodes of a sampled batch: rowptr; col, edge_index, e_id.
-  m.def(
-      "count_induced(Tensor rowptr, Tensor col, Tensor n_id, Tensor map, int stamp) -> Tensor");
+  m.def("count_induced(Tensor rowptr, Tensor col, Tensor n_id, Tensor map, int stamp) -> Tensor");
   m.def(
       "induced_edges(Tensor rowptr, Tensor col, Tensor? perm, Tensor n_id, Tensor induced_rowptr, "
       "Tensor map, Tensor local, int stamp, int num_edges) -> (Tensor, Tensor, Tensor)");

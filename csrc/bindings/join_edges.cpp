@@ -7,8 +7,8 @@ namespace {
 
 // Row k of a matrix of int64 with at least so many columns.
 const int64_t* row_of(const Tensor& t, const char* name, int64_t k, int64_t columns) {
-  STD_TORCH_CHECK(t.dim() == 2 && t.size(1) >= columns && t.is_contiguous(), name,
-                  " must have ", columns, " columns and be contiguous");
+  STD_TORCH_CHECK(t.dim() == 2 && t.size(1) >= columns && t.is_contiguous(), name, " must have ",
+                  columns, " columns and be contiguous");
   STD_TORCH_CHECK(k >= 0 && k < t.size(0), name, " must have a row ", k);
   check_type(t, name, ScalarType::Long);
   return static_cast<const int64_t*>(t.const_data_ptr()) + k * t.size(1);
@@ -19,8 +19,8 @@ void check_graphs(const char* name, const int64_t* start, const int64_t* ptr, in
                   int64_t rows, int64_t total) {
   for (int64_t g = 0; g < num_graphs; ++g) {
     const int64_t count = ptr[g + 1] - ptr[g];
-    STD_TORCH_CHECK(ptr[g] >= 0 && count >= 0 && start[g] >= 0 && start[g] + count <= rows, "graph ", g,
-                    " has ", name, " outside of the dataset");
+    STD_TORCH_CHECK(ptr[g] >= 0 && count >= 0 && start[g] >= 0 && start[g] + count <= rows,
+                    "graph ", g, " has ", name, " outside of the dataset");
   }
   STD_TORCH_CHECK(ptr[num_graphs] <= total && total <= INT32_MAX, "the batch must have from ",
                   ptr[num_graphs], " to 2^31 - 1 ", name, ", got ", total);
@@ -46,9 +46,11 @@ std::tuple<Tensor, Tensor> graph_rows(const Tensor& start, const Tensor& ptr, in
     launch.check(cuda::graph_rows(p, launch.stream()), "graph_rows");
   } else {
     for (int64_t g = 0; g < p.num_graphs; ++g) {
-      STD_TORCH_CHECK(p.start[g] >= 0 && p.ptr[g] <= p.ptr[g + 1], "graph ", g, " has invalid rows");
+      STD_TORCH_CHECK(p.start[g] >= 0 && p.ptr[g] <= p.ptr[g + 1], "graph ", g,
+                      " has invalid rows");
     }
-    STD_TORCH_CHECK(p.ptr[0] == 0 && p.ptr[p.num_graphs] == num_rows, "ptr must end with ", num_rows);
+    STD_TORCH_CHECK(p.ptr[0] == 0 && p.ptr[p.num_graphs] == num_rows, "ptr must end with ",
+                    num_rows);
     share_rows(p.num_graphs, 2 * num_rows,
                [&](int64_t begin, int64_t end) { cpu::graph_rows(p, begin, end); });
   }

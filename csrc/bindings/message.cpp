@@ -50,8 +50,7 @@ class Checker {
            section.first < kMost && section.step < kMost && section.repeats < kMost);
       last_column_ = section.first + section.step * (section.repeats - 1);
       edges_ = s == 0 ? 1 : head_->tile_edges;
-      want(section.num_instructions >= 0 &&
-           section.num_instructions <= (num_words - at) / kWords);
+      want(section.num_instructions >= 0 && section.num_instructions <= (num_words - at) / kWords);
       for (int64_t k = 0; k < section.num_instructions; ++k, at += kWords) {
         check(*reinterpret_cast<const MessageInstruction*>(p_.code + at), s == 0);
       }
@@ -85,7 +84,8 @@ class Checker {
     int begin = 0;
     if (op == Op::load || op == Op::picked || op == Op::keep) {
       operands = 1;
-      want(!first && i.num_dims == 2 && i.edge_dim == 0 && i.size[0] == 1 && i.operand[0].stride[1] == 1);
+      want(!first && i.num_dims == 2 && i.edge_dim == 0 && i.size[0] == 1 &&
+           i.operand[0].stride[1] == 1);
     }
     const bool result = op >= Op::row_sum;
     if (result) {
@@ -152,7 +152,8 @@ class Checker {
       want(output.softmax == (op == Op::row_softmax));
       want((op == Op::row_max || op == Op::row_min || output.softmax) == (output.arg != nullptr));
       if (op == Op::row_product && i.extra[3] != 0) {
-        want(i.extra[3] > 0 && n % i.extra[3] == 0 && i.extra[2] >= 0 && i.extra[2] < p_.num_outputs);
+        want(i.extra[3] > 0 && n % i.extra[3] == 0 && i.extra[2] >= 0 &&
+             i.extra[2] < p_.num_outputs);
         const auto& softmax = p_.output[i.extra[2]];
         want(softmax.softmax && i.extra[3] + i.extra[1] * last_column_ <= softmax.width);
       }
@@ -214,7 +215,9 @@ void message_pass(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
     STD_TORCH_CHECK(kinds[k] >= 0 && kinds[k] <= 4, "kinds must be 0 to 4");
     const auto check = [&](const Tensor& t) {
       check_device(t, "an output", col);
-      const int64_t count = kinds[k] == 1 ? p.csr.num_edges : kinds[k] == 2 ? shares : p.csr.num_rows;
+      const int64_t count = kinds[k] == 1   ? p.csr.num_edges
+                            : kinds[k] == 2 ? shares
+                                            : p.csr.num_rows;
       STD_TORCH_CHECK(t.is_contiguous() && t.dim() >= 1 && t.size(0) == count,
                       "outputs must be contiguous, with a row for each row, edge or share");
     };
@@ -250,7 +253,8 @@ void message_pass(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   p.num_outputs = static_cast<int64_t>(output.size());
   Checker(p, kinds).check(code.size(0));
   parallel(shares, (p.csr.num_edges + p.csr.num_rows) * 64, [&](int64_t k) {
-    cpu::message(p, k, cpu::row_of_share(p.csr, k, shares), cpu::row_of_share(p.csr, k + 1, shares));
+    cpu::message(p, k, cpu::row_of_share(p.csr, k, shares),
+                 cpu::row_of_share(p.csr, k + 1, shares));
   });
 }
 

@@ -52,7 +52,8 @@ inline Csr sampled_graph(const Tensor& rowptr, const OptTensor& col, const OptTe
   Csr graph;
   graph.index64 = is_index64(rowptr, "rowptr");
   graph.col64 = col && is_index64(*col, "col");
-  STD_TORCH_CHECK(graph.index64 || !graph.col64, "col must be int32, or int64 where rowptr is, too");
+  STD_TORCH_CHECK(graph.index64 || !graph.col64,
+                  "col must be int32, or int64 where rowptr is, too");
   check_type(perm, "perm", rowptr.scalar_type());
   check_type(weight, "weight", ScalarType::Double);
   STD_TORCH_CHECK(rowptr.is_contiguous() && (!col || col->is_contiguous()) &&
@@ -86,13 +87,11 @@ int64_t number_found(int64_t first, int64_t last, int64_t number, const Count& c
   if (shares == 1) return list(first, last, number);
   const auto start = [&](int64_t k) { return first + total * k / shares; };
   std::vector<int64_t> numbers(static_cast<size_t>(shares) + 1, number);
-  parallel(shares, total * kLookup, [&](int64_t k) {
-    numbers[static_cast<size_t>(k) + 1] = count(start(k), start(k + 1));
-  });
+  parallel(shares, total * kLookup,
+           [&](int64_t k) { numbers[static_cast<size_t>(k) + 1] = count(start(k), start(k + 1)); });
   std::partial_sum(numbers.begin(), numbers.end(), numbers.begin());
-  parallel(shares, total * kLookup, [&](int64_t k) {
-    list(start(k), start(k + 1), numbers[static_cast<size_t>(k)]);
-  });
+  parallel(shares, total * kLookup,
+           [&](int64_t k) { list(start(k), start(k + 1), numbers[static_cast<size_t>(k)]); });
   return numbers.back();
 }
 

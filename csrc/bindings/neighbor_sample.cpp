@@ -113,7 +113,8 @@ void sample_neighbors(const Tensor& rowptr, const Tensor& col, const OptTensor& 
     // More shares than threads: the work per node varies.
     const int64_t shares = 8 * num_threads(), nodes = p.last() - p.first();
     parallel(shares, nodes * kLookup, [&](int64_t k) {
-      cpu::sample_neighbors(p, p.first() + nodes * k / shares, p.first() + nodes * (k + 1) / shares);
+      cpu::sample_neighbors(p, p.first() + nodes * k / shares,
+                            p.first() + nodes * (k + 1) / shares);
     });
     share(p.num_edges[p.hop], p.num_edges[p.hop + 1],
           [&](int64_t begin, int64_t end) { cpu::insert_sources(p, begin, end); });

@@ -28,8 +28,11 @@ std::tuple<Tensor, Tensor, Tensor> relabel(const Tensor& ids_, const Tensor& map
     cpu::start(p.map);
     share(0, p.num_ids, [&](int64_t begin, int64_t end) { cpu::insert_ids(p, begin, end); });
     *p.count = number_found(
-        0, p.num_ids, 0, [&](int64_t begin, int64_t end) { return cpu::count_first(p, begin, end); },
-        [&](int64_t begin, int64_t end, int64_t next) { return cpu::rank_first(p, begin, end, next); });
+        0, p.num_ids, 0,
+        [&](int64_t begin, int64_t end) { return cpu::count_first(p, begin, end); },
+        [&](int64_t begin, int64_t end, int64_t next) {
+          return cpu::rank_first(p, begin, end, next);
+        });
     share(0, p.num_ids, [&](int64_t begin, int64_t end) { cpu::places(p, begin, end); });
   }
   return {unique, place, count};

@@ -87,9 +87,10 @@ std::tuple<Tensor, Tensor> sample_edges(const Tensor& rowptr, const Tensor& col,
 
 // GPU only: a CPU sorts the sampled edges faster than it reads all edges.
 template <bool kCuda>
-std::tuple<Tensor, Tensor, Tensor> sample_transposed(
-    const Tensor& rowptr_, const Tensor& t_rowptr, const Tensor& t_col, const Tensor& position,
-    int64_t num_slots, int64_t num_samples, int64_t strategy, const OptTensor& seed) {
+std::tuple<Tensor, Tensor, Tensor> sample_transposed(const Tensor& rowptr_, const Tensor& t_rowptr,
+                                                     const Tensor& t_col, const Tensor& position,
+                                                     int64_t num_slots, int64_t num_samples,
+                                                     int64_t strategy, const OptTensor& seed) {
   SampleTransposed p;
   const ScalarType type = t_rowptr.scalar_type();
   STD_TORCH_CHECK(rowptr_.dim() == 1 && rowptr_.size(0) >= 1,

@@ -60,14 +60,14 @@ Tensor spmm_groups(const Tensor& rowptr, const Tensor& col, const OptTensor& per
                    bool mean, bool out_acc, const OptTensor& self_row, const Tensor& group_ptr,
                    const Tensor& group_row, const Tensor& long_row, const Tensor& long_ptr,
                    const Tensor& long_shift, int64_t num_partials, int64_t most_groups,
-                   int64_t group_size, bool atomic, const OptTensor& group_order, const OptTensor& out_row,
-                   int64_t num_out) {
+                   int64_t group_size, bool atomic, const OptTensor& group_order,
+                   const OptTensor& out_row, int64_t num_out) {
   return aggregate(
-      Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
-      out_row, num_out, [&](const Spmm& p, const Tensor& on) {
+      Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+      self_row, out_row, num_out, [&](const Spmm& p, const Tensor& on) {
         [[maybe_unused]] const Groups g =
-            groups_of(p.csr, rowptr, group_ptr, group_row, long_row, long_ptr, long_shift, num_partials,
-                      most_groups, group_size, atomic, group_order);
+            groups_of(p.csr, rowptr, group_ptr, group_row, long_row, long_ptr, long_shift,
+                      num_partials, most_groups, group_size, atomic, group_order);
         if constexpr (kCuda) {
           Launch launch(on);
           void* scratch = launch.scratch(cuda::spmm_groups_scratch(p, g));

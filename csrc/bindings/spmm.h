@@ -11,9 +11,9 @@ namespace pyg_fast {
 template <typename P, typename Run>
 Tensor aggregate(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                  const OptTensor& value_, const Tensor& x_, const OptTensor& row_scale_,
-                 const OptTensor& col_scale_, const OptTensor& diag_, const OptTensor& bias_, bool mean,
-                 bool out_acc, const OptTensor& self_row_, const OptTensor& out_row_, int64_t num_out,
-                 const Run& run) {
+                 const OptTensor& col_scale_, const OptTensor& diag_, const OptTensor& bias_,
+                 bool mean, bool out_acc, const OptTensor& self_row_, const OptTensor& out_row_,
+                 int64_t num_out, const Run& run) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   ScalarType type = x_.scalar_type();
   bool quantized = false;
@@ -59,8 +59,8 @@ Tensor aggregate(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& 
   p.out_row = static_cast<const int64_t*>(pointer(out_row));
   p.num_out = out_row ? num_out : p.csr.num_rows;
 
-  Tensor out = out_row ? zeros(x, {p.num_out, p.dim}, out_type)
-                       : empty(x, {p.num_out, p.dim}, out_type);
+  Tensor out =
+      out_row ? zeros(x, {p.num_out, p.dim}, out_type) : empty(x, {p.num_out, p.dim}, out_type);
   p.out = out.mutable_data_ptr();
   run(p, x);
   return out;

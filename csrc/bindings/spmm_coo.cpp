@@ -6,10 +6,10 @@ namespace {
 
 template <bool kCuda>
 std::tuple<Tensor, Tensor> spmm_coo(const Tensor& edge_index_, const OptTensor& value_,
-                                   const Tensor& x_, const OptTensor& row_scale_,
-                                   const OptTensor& col_scale_, const OptTensor& diag_,
-                                   int64_t num_dst, bool reverse, bool drop_loops, bool count,
-                                   bool report) {
+                                    const Tensor& x_, const OptTensor& row_scale_,
+                                    const OptTensor& col_scale_, const OptTensor& diag_,
+                                    int64_t num_dst, bool reverse, bool drop_loops, bool count,
+                                    bool report) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   SpmmCoo p;
   p.dtype = dtype_of(x_, "x");
@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor> spmm_coo(const Tensor& edge_index_, const OptTensor& 
 
 template <bool kCuda>
 Tensor sddmm_coo(const Tensor& edge_index_, const Tensor& a_, const Tensor& b_,
-                const OptTensor& row_scale_, const OptTensor& col_scale_, bool drop_loops) {
+                 const OptTensor& row_scale_, const OptTensor& col_scale_, bool drop_loops) {
   STD_TORCH_CHECK(a_.dim() == 2, "a must have two dimensions, got ", a_.dim());
   STD_TORCH_CHECK(b_.dim() == 2, "b must have two dimensions, got ", b_.dim());
   SddmmCoo p;

@@ -103,19 +103,18 @@ Tensor spmm_max_backward_x(const Tensor& rowptr, const Tensor& col, const OptTen
                     " entries, got ", transposed.num_rows + 1);
   }
   [[maybe_unused]] const Csr* of_hubs = t_rowptr && t_col ? &transposed : nullptr;
-  return backward_x(rowptr, col, perm, value, arg, grad, num_cols,
-                    [&](const SpmmMaxBackwardX& p, const Tensor& on) {
-                      if constexpr (kCuda) {
-                        Launch launch(on);
-                        void* scratch =
-                            launch.scratch(cuda::spmm_max_backward_x_scratch(p, of_hubs));
-                        launch.check(
-                            cuda::spmm_max_backward_x(p, of_hubs, scratch, launch.stream()),
-                            "spmm_max_backward_x");
-                      } else {
-                        run_backward_x_on_cpu(p);
-                      }
-                    });
+  return backward_x(
+      rowptr, col, perm, value, arg, grad, num_cols,
+      [&](const SpmmMaxBackwardX& p, const Tensor& on) {
+        if constexpr (kCuda) {
+          Launch launch(on);
+          void* scratch = launch.scratch(cuda::spmm_max_backward_x_scratch(p, of_hubs));
+          launch.check(cuda::spmm_max_backward_x(p, of_hubs, scratch, launch.stream()),
+                       "spmm_max_backward_x");
+        } else {
+          run_backward_x_on_cpu(p);
+        }
+      });
 }
 
 template <bool kCuda>
@@ -124,19 +123,18 @@ Tensor spmm_max_backward_x_ordered(const Tensor& rowptr, const Tensor& col, cons
                                    const Tensor& t_rowptr, const Tensor& t_col,
                                    const OptTensor& t_position) {
   [[maybe_unused]] const Csr transposed = transposed_of(rowptr, col, t_rowptr, t_col, t_position);
-  return backward_x(rowptr, col, perm, value, arg, grad, t_rowptr.numel() - 1,
-                    [&](const SpmmMaxBackwardX& p, const Tensor& on) {
-                      if constexpr (kCuda) {
-                        Launch launch(on);
-                        void* scratch = launch.scratch(
-                            cuda::spmm_max_backward_x_ordered_scratch(p, transposed));
-                        launch.check(cuda::spmm_max_backward_x_ordered(p, transposed, scratch,
-                                                                       launch.stream()),
-                                     "spmm_max_backward_x_ordered");
-                      } else {
-                        run_backward_x_on_cpu(p);
-                      }
-                    });
+  return backward_x(
+      rowptr, col, perm, value, arg, grad, t_rowptr.numel() - 1,
+      [&](const SpmmMaxBackwardX& p, const Tensor& on) {
+        if constexpr (kCuda) {
+          Launch launch(on);
+          void* scratch = launch.scratch(cuda::spmm_max_backward_x_ordered_scratch(p, transposed));
+          launch.check(cuda::spmm_max_backward_x_ordered(p, transposed, scratch, launch.stream()),
+                       "spmm_max_backward_x_ordered");
+        } else {
+          run_backward_x_on_cpu(p);
+        }
+      });
 }
 
 template <bool kCuda>

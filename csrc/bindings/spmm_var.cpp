@@ -15,7 +15,8 @@ std::tuple<Tensor, Tensor> spmm_var(const Tensor& rowptr, const Tensor& col, con
   const Tensor x = to_contiguous(x_);
   p.x = x.const_data_ptr();
   const ScalarType acc = acc_of(x.scalar_type());
-  Tensor var = empty(x, {p.csr.num_rows, p.dim}, acc), mean = empty(x, {p.csr.num_rows, p.dim}, acc);
+  Tensor var = empty(x, {p.csr.num_rows, p.dim}, acc),
+         mean = empty(x, {p.csr.num_rows, p.dim}, acc);
   p.var = var.mutable_data_ptr();
   p.mean = mean.mutable_data_ptr();
   if constexpr (kCuda) {

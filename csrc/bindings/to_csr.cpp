@@ -56,7 +56,8 @@ ToCsr checked(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool i
   p.report = report;
   p.num_edges = edge_index.size(1);
   STD_TORCH_CHECK(num_src < kMostNodes && num_dst < kMostNodes, kTooManyNodes);
-  STD_TORCH_CHECK(index64 || p.num_edges <= kMostNodes, "int32 cannot count these edges: ask for index64");
+  STD_TORCH_CHECK(index64 || p.num_edges <= kMostNodes,
+                  "int32 cannot count these edges: ask for index64");
   return p;
 }
 
@@ -116,10 +117,12 @@ std::tuple<Tensor, Tensor, Tensor> to_csr_unweighted(const Tensor& edge_index_, 
 }
 
 template <bool kCuda>
-std::tuple<Tensor, Tensor> transpose_csr(const Tensor& rowptr_, const Tensor& col_, int64_t num_cols) {
+std::tuple<Tensor, Tensor> transpose_csr(const Tensor& rowptr_, const Tensor& col_,
+                                         int64_t num_cols) {
   const Tensor rowptr = to_contiguous(rowptr_), col = to_contiguous(col_);
   const Csr csr = csr_of(rowptr, col, std::nullopt, num_cols);
-  STD_TORCH_CHECK(num_cols >= 0 && num_cols < kMostNodes && csr.num_rows < kMostNodes, kTooManyNodes);
+  STD_TORCH_CHECK(num_cols >= 0 && num_cols < kMostNodes && csr.num_rows < kMostNodes,
+                  kTooManyNodes);
   ToCsr p;
   p.in64 = false;
   p.out64 = csr.index64;
@@ -146,7 +149,8 @@ Tensor csr_rows(const Tensor& rowptr_, int64_t begin, int64_t end) {
   const Tensor rowptr = to_contiguous(rowptr_);
   Csr csr;
   csr.index64 = is_index64(rowptr, "rowptr");
-  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_rows + 1]");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1,
+                  "rowptr must have shape [num_rows + 1]");
   STD_TORCH_CHECK(0 <= begin && begin <= end, "begin and end must be 0 <= begin <= end");
   csr.rowptr = rowptr.const_data_ptr();
   csr.num_rows = rowptr.size(0) - 1;

@@ -14,9 +14,9 @@ void fill_counts(TypedHop& p, const Tensor& counts, const Tensor& types, int64_t
   p.num_types = types.size(0);
   p.num_node_types = num_node_types;
   p.hop = hop;
-  STD_TORCH_CHECK(num_node_types > 0 && p.num_types > 0 && num_hops > 0 && hop >= 0 &&
-                      hop <= num_hops,
-                  "there must be types and hops");
+  STD_TORCH_CHECK(
+      num_node_types > 0 && p.num_types > 0 && num_hops > 0 && hop >= 0 && hop <= num_hops,
+      "there must be types and hops");
   const int64_t node_segments = (num_hops + 1) * num_node_types;
   const int64_t edge_segments = num_hops * p.num_types;
   check_vector(counts, "counts", 2 * node_segments + 2 * edge_segments + 2 * p.num_types + 3);
@@ -66,8 +66,7 @@ template <bool kCuda>
 void begin_typed(const Tensor& seeds, const OptTensor& seed_root, const Tensor& n_id,
                  const OptTensor& root, const Tensor& counts, const Tensor& types,
                  const Tensor& map, const Tensor& local, const Tensor& sampled_rowptr,
-                 int64_t stamp, int64_t num_hops, int64_t num_node_types,
-                 int64_t num_graph_nodes) {
+                 int64_t stamp, int64_t num_hops, int64_t num_node_types, int64_t num_graph_nodes) {
   TypedHop p;
   fill_counts(p, counts, types, num_hops, num_node_types, 0, n_id);
   fill_nodes(p, n_id, root, num_graph_nodes);
@@ -154,9 +153,9 @@ void typed_neighbors(const Tensor& rowptr, const Tensor& col, const OptTensor& p
   p.rowptr = int32s(sampled_rowptr, "sampled_rowptr", n_id);
   p.dst = int32s(dst, "dst", n_id);
   p.e_id = int64s(e_id, "e_id", n_id);
-  STD_TORCH_CHECK(hop < num_hops && dst.size(0) >= neighbor.size(0) &&
-                      e_id.size(0) >= neighbor.size(0),
-                  "dst and e_id must have as much room as neighbor");
+  STD_TORCH_CHECK(
+      hop < num_hops && dst.size(0) >= neighbor.size(0) && e_id.size(0) >= neighbor.size(0),
+      "dst and e_id must have as much room as neighbor");
   if constexpr (kCuda) {
     Launch launch(n_id);
     launch.check(cuda::typed_neighbors(p, launch.stream()), "typed_neighbors");
@@ -181,7 +180,8 @@ struct Piece {
 // Gives numbers to the nodes found in a hop, and fills the counts of the next one.
 void append_on_cpu(const TypedHop& p) {
   const int64_t total = p.last_edge() - p.first_edge(), T = p.num_types, S = p.num_node_types;
-  const int64_t longest = num_threads() > 1 ? std::max<int64_t>(total / num_threads(), 4096) : total;
+  const int64_t longest =
+      num_threads() > 1 ? std::max<int64_t>(total / num_threads(), 4096) : total;
   int64_t* edges = p.edges + p.hop * T;
   std::vector<Piece> pieces;
   for (int64_t type = 0; type < T; ++type) {
@@ -253,9 +253,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> take_typed(
     const Tensor& e_id, const Tensor& map, const Tensor& local, int64_t stamp, int64_t num_hops,
     int64_t num_node_types, int64_t num_nodes, int64_t num_rows, int64_t num_edges, int64_t room) {
   STD_TORCH_CHECK(num_nodes >= 0 && num_nodes <= n_id.size(0) && num_edges >= 0 && num_rows >= 0 &&
-                      num_edges <= room &&
-                      num_edges <= neighbor.size(0) && num_edges <= dst.size(0) &&
-                      num_edges <= e_id.size(0),
+                      num_edges <= room && num_edges <= neighbor.size(0) &&
+                      num_edges <= dst.size(0) && num_edges <= e_id.size(0),
                   "there is not as much to take");
   TakeTyped t;
   fill_counts(t.p, counts, types, num_hops, num_node_types, num_hops, n_id);

@@ -12,7 +12,8 @@ void fill(Walk& p, const Tensor& rowptr, const Tensor& col, const Tensor& nodes,
           double restart, int64_t seed) {
   STD_TORCH_CHECK(nodes.dim() == 1, "nodes must have one dimension, got ", nodes.dim());
   check_type(nodes, "nodes", ScalarType::Long);
-  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_nodes + 1]");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1,
+                  "rowptr must have shape [num_nodes + 1]");
   STD_TORCH_CHECK(col.dim() == 1, "col must have one dimension");
   check_device(col, "col", rowptr);
   p.graph = sampled_graph(rowptr, col, std::nullopt, std::nullopt);

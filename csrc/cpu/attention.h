@@ -24,12 +24,19 @@ class RowOutput {
 
   template <typename P>
   RowOutput(const P& p, void* y_plus, const Columns& columns, const Slots<Acc>& slots, Acc slope)
-      : columns_(columns), slots_(slots), softmax_(slots, slope),
+      : columns_(columns),
+        slots_(slots),
+        softmax_(slots, slope),
         sum_(scratch_.of_size(4 * columns.size + slots.period + kBeyond<Acc>)),
-        plus_(sum_ + columns.size), inverse_(sum_ + 4 * columns.size),
+        plus_(sum_ + columns.size),
+        inverse_(sum_ + 4 * columns.size),
         sums_(sum_, y_plus != nullptr ? 2 * columns.size : columns.size),
-        x_(static_cast<const T*>(p.x)), bias_(p.bias), out_(p.out), out_acc_(p.out_acc),
-        y_(static_cast<Acc*>(p.y)), y_plus_(static_cast<Acc*>(y_plus)),
+        x_(static_cast<const T*>(p.x)),
+        bias_(p.bias),
+        out_(p.out),
+        out_acc_(p.out_acc),
+        y_(static_cast<Acc*>(p.y)),
+        y_plus_(static_cast<Acc*>(y_plus)),
         softmax_of_(static_cast<Acc*>(p.softmax)) {}
 
   void start() {

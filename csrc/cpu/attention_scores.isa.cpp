@@ -30,8 +30,8 @@ void attention_scores(const AttentionScores& p, int64_t row_begin, int64_t row_e
 }
 
 template <typename T, bool kBoth>
-void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
-                               acc_t<T>* grad_att) {
+void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t row_begin,
+                                    int64_t row_end, acc_t<T>* grad_att) {
   using Acc = acc_t<T>;
   const int64_t size = p.heads * p.channels;
   const auto* att = static_cast<const Acc*>(p.att[0]);
@@ -45,7 +45,8 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
     if ((row - row_begin) % kSumBlock == 0) sums.next();
     const T* x = static_cast<const T*>(p.x) + row * size;
     T* grad_x = static_cast<T*>(p.grad_x) + row * size;
-    const T* more_grad_x = p.more_grad_x ? static_cast<const T*>(p.more_grad_x) + row * size : nullptr;
+    const T* more_grad_x =
+        p.more_grad_x ? static_cast<const T*>(p.more_grad_x) + row * size : nullptr;
     for (int64_t h = 0; h < p.heads; ++h) {
       const Acc g = static_cast<const Acc*>(p.grad_alpha[0])[row * p.heads + h];
       const Acc of_more =
@@ -70,7 +71,7 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
 }
 
 void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
-                                 void* grad_att) {
+                               void* grad_att) {
   if (row_begin >= row_end || p.heads == 0) return;
   with_types(p.dtype, false, [&](auto type, auto) {
     using T = typename decltype(type)::type;
@@ -85,5 +86,6 @@ void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_beg
 PYG_FAST_KERNEL(attention_scores, (const AttentionScores& p, int64_t row_begin, int64_t row_end),
                 (p, row_begin, row_end))
 PYG_FAST_KERNEL(attention_scores_backward,
-                (const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end, void* grad_att),
+                (const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
+                 void* grad_att),
                 (p, row_begin, row_end, grad_att))

@@ -104,9 +104,8 @@ void cbsr_spmm(const CbsrSpmm& p, int64_t row_begin, int64_t row_end) {
     using Index = typename decltype(index)::type;
     using Acc = acc_t<T>;
     void (*add)(const CbsrSpmm&, const Block<Acc>&) = nullptr;
-    with_columns(p.column_type, [&](auto column) {
-      add = add_entries<T, typename decltype(column)::type>;
-    });
+    with_columns(p.column_type,
+                 [&](auto column) { add = add_entries<T, typename decltype(column)::type>; });
     for_blocks<Acc, Index>(
         p.csr, row_begin, row_end, 0, p.csr.num_cols,
         [&](int64_t row) { return scale_of_row<Acc, Index>(p, row); },
@@ -123,4 +122,5 @@ PYG_FAST_KERNEL(cbsr_to_dense, (const CbsrDense& p, int64_t row_begin, int64_t r
                 (p, row_begin, row_end))
 PYG_FAST_KERNEL(cbsr_sample, (const CbsrDense& p, int64_t row_begin, int64_t row_end),
                 (p, row_begin, row_end))
-PYG_FAST_KERNEL(cbsr_spmm, (const CbsrSpmm& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+PYG_FAST_KERNEL(cbsr_spmm, (const CbsrSpmm& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))

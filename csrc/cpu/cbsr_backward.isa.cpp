@@ -165,11 +165,11 @@ void add_samples(const CbsrBackward& p, const Block<acc_t<T>>& block,
       if (scattered.count(block.source[e])) scattered.carry(block.source[e]);
       Acc* sum = sums + block.source[e] * k;
       const Acc weight = block.weight[e];
-      grad.each(columns + block.source[e] * k, k, [&](auto v, auto entries, int64_t c)
-                PYG_FAST_ALWAYS {
-        constexpr int V = decltype(v)::value;
-        store<V>(sum + c, load<V>(sum + c) + entries * weight);
-      });
+      grad.each(columns + block.source[e] * k, k,
+                [&](auto v, auto entries, int64_t c) PYG_FAST_ALWAYS {
+                  constexpr int V = decltype(v)::value;
+                  store<V>(sum + c, load<V>(sum + c) + entries * weight);
+                });
     }
   }
 }
@@ -257,9 +257,8 @@ void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t row_begin, int64_
     using Index = typename decltype(index)::type;
     using Acc = acc_t<T>;
     void (*gather)(const CbsrBackward&, const Block<Acc>&) = nullptr;
-    with_columns(p.column_type, [&](auto column) {
-      gather = gather_samples<T, typename decltype(column)::type>;
-    });
+    with_columns(p.column_type,
+                 [&](auto column) { gather = gather_samples<T, typename decltype(column)::type>; });
     for_blocks<Acc, Index>(
         p.csr, row_begin, row_end, 0, p.csr.num_cols, [](int64_t) { return Acc{1}; },
         [&](int64_t edge, int64_t source) {
@@ -287,15 +286,15 @@ void dots_with_samples(const CbsrSddmm& p, const Block<acc_t<T>>& block, acc_t<T
       const T* values = all_values + block.source[e] * k;
       Vec<Acc, Row::kLanes> sum = {};
       Acc rest = 0;
-      grad.each(columns + block.source[e] * k, k, [&](auto v, auto entries, int64_t c)
-                PYG_FAST_ALWAYS {
-        constexpr int V = decltype(v)::value;
-        if constexpr (V == Row::kLanes) {
-          sum += load<V>(values + c) * entries;
-        } else {
-          rest += sum_of<Acc, V>(load<V>(values + c) * entries);
-        }
-      });
+      grad.each(columns + block.source[e] * k, k,
+                [&](auto v, auto entries, int64_t c) PYG_FAST_ALWAYS {
+                  constexpr int V = decltype(v)::value;
+                  if constexpr (V == Row::kLanes) {
+                    sum += load<V>(values + c) * entries;
+                  } else {
+                    rest += sum_of<Acc, V>(load<V>(values + c) * entries);
+                  }
+                });
       dots[e] = block.weight[e] * (sum_of<Acc, Row::kLanes>(sum) + rest);
     }
   }
@@ -331,8 +330,11 @@ void cbsr_sddmm(const CbsrSddmm& p, int64_t row_begin, int64_t row_end) {
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(cbsr_spmm_backward, (const CbsrBackward& p, int64_t source_begin, int64_t source_end),
+PYG_FAST_KERNEL(cbsr_spmm_backward,
+                (const CbsrBackward& p, int64_t source_begin, int64_t source_end),
                 (p, source_begin, source_end))
-PYG_FAST_KERNEL(cbsr_spmm_backward_ordered, (const CbsrBackward& p, int64_t row_begin, int64_t row_end),
+PYG_FAST_KERNEL(cbsr_spmm_backward_ordered,
+                (const CbsrBackward& p, int64_t row_begin, int64_t row_end),
                 (p, row_begin, row_end))
-PYG_FAST_KERNEL(cbsr_sddmm, (const CbsrSddmm& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+PYG_FAST_KERNEL(cbsr_sddmm, (const CbsrSddmm& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))

@@ -16,9 +16,12 @@ struct GatScores {
 
   template <typename P>
   GatScores(const P& p, const Slots<Acc>& slots, const void* other, int64_t stride)
-      : slots(slots), other(static_cast<const Acc*>(other)), stride(stride),
+      : slots(slots),
+        other(static_cast<const Acc*>(other)),
+        stride(stride),
         alpha_edge(static_cast<const Acc*>(p.alpha_edge)),
-        alpha_loop(static_cast<const Acc*>(p.alpha_loop)), num_edges(p.csr.num_edges) {}
+        alpha_loop(static_cast<const Acc*>(p.alpha_loop)),
+        num_edges(p.csr.num_edges) {}
 
   bool need_ids() const { return alpha_edge != nullptr || alpha_loop != nullptr; }
 
@@ -101,9 +104,8 @@ void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end) {
   if (begin >= end || p.heads == 0) return;
   with_types(p.dtype, false, [&](auto type, auto) {
     using T = typename decltype(type)::type;
-    with_grad<T>(p.grad, p.out_acc, [&](const auto* grad) {
-      gat_backward_destinations<T>(p, grad, begin, end);
-    });
+    with_grad<T>(p.grad, p.out_acc,
+                 [&](const auto* grad) { gat_backward_destinations<T>(p, grad, begin, end); });
   });
 }
 
@@ -183,15 +185,15 @@ void gat_backward_src(const GatBackward& p, int64_t row_begin, int64_t row_end) 
   if (row_begin >= row_end || p.heads == 0) return;
   with_types(p.dtype, false, [&](auto type, auto) {
     using T = typename decltype(type)::type;
-    with_grad<T>(p.grad, p.out_acc, [&](const auto* grad) {
-      gat_backward_rows<T>(p, grad, row_begin, row_end);
-    });
+    with_grad<T>(p.grad, p.out_acc,
+                 [&](const auto* grad) { gat_backward_rows<T>(p, grad, row_begin, row_end); });
   });
 }
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
 PYG_FAST_KERNEL(gat, (const Gat& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
-PYG_FAST_KERNEL(gat_backward_dst, (const GatBackward& p, int64_t begin, int64_t end), (p, begin, end))
+PYG_FAST_KERNEL(gat_backward_dst, (const GatBackward& p, int64_t begin, int64_t end),
+                (p, begin, end))
 PYG_FAST_KERNEL(gat_backward_src, (const GatBackward& p, int64_t row_begin, int64_t row_end),
                 (p, row_begin, row_end))

@@ -110,8 +110,7 @@ void match_degree(const MatchDegree& p, int64_t begin, int64_t end) {
       if (count[other] == 0) continue;
       __atomic_fetch_add(p.count + batch * p.num_batches + other, count[other], __ATOMIC_RELAXED);
       if (other != batch) {
-        __atomic_fetch_add(p.count + other * p.num_batches + batch, count[other],
-                           __ATOMIC_RELAXED);
+        __atomic_fetch_add(p.count + other * p.num_batches + batch, count[other], __ATOMIC_RELAXED);
       }
     }
   }

@@ -43,9 +43,8 @@ void gatv2_rows(const Gatv2& p, int64_t row_begin, int64_t row_end) {
 }
 
 template <typename T, typename Lanes, int V, int N, bool kAtt>
-void add_slopes_tile(const Columns& columns, Tile tile, const T* x,
-                     const Weighted<acc_t<T>>& edges, const T* own, acc_t<T> slope, acc_t<T>* sum,
-                     acc_t<T>* sum_att) {
+void add_slopes_tile(const Columns& columns, Tile tile, const T* x, const Weighted<acc_t<T>>& edges,
+                     const T* own, acc_t<T> slope, acc_t<T>* sum, acc_t<T>* sum_att) {
   using Acc = acc_t<T>;
   const int64_t last = tile.width - V;
   Lanes of_heads[N];
@@ -57,7 +56,8 @@ void add_slopes_tile(const Columns& columns, Tile tile, const T* x,
     own_of[j] = load<V>(own + at);
   }
   for_rows_of<T, V, N>(
-      edges, x + tile.column, columns.size, [&](const Acc* weight, const T* from) PYG_FAST_ALWAYS {
+      edges, x + tile.column, columns.size,
+      [&](const Acc* weight, const T* from) PYG_FAST_ALWAYS {
         PYG_FAST_UNROLL
         for (int j = 0; j < N; ++j) {
           const auto s = load<V>(from + offset<V, N>(j, last)) + own_of[j];
@@ -66,7 +66,8 @@ void add_slopes_tile(const Columns& columns, Tile tile, const T* x,
           slopes[j] += sloped;
           if (kAtt) leaks[j] += s * sloped;
         }
-      }, [&](bool more) PYG_FAST_ALWAYS {
+      },
+      [&](bool more) PYG_FAST_ALWAYS {
         add_to_sums<V, N>(slopes, tile, sum, more);
         if (kAtt) add_to_sums<V, N>(leaks, tile, sum_att, more);
       });
@@ -168,8 +169,7 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
 }
 
 template <bool kSource>
-void gatv2_backward(const Gatv2Backward& p, int64_t row_begin, int64_t row_end,
-                           void* grad_att) {
+void gatv2_backward(const Gatv2Backward& p, int64_t row_begin, int64_t row_end, void* grad_att) {
   if (row_begin >= row_end || p.heads == 0) return;
   with_types(p.dtype, false, [&](auto type, auto) {
     using T = typename decltype(type)::type;
@@ -188,7 +188,7 @@ void gatv2(const Gatv2& p, int64_t row_begin, int64_t row_end) {
 }
 
 void gatv2_backward_dst(const Gatv2Backward& p, int64_t row_begin, int64_t row_end,
-                               void* grad_att) {
+                        void* grad_att) {
   gatv2_backward<false>(p, row_begin, row_end, grad_att);
 }
 
@@ -198,7 +198,8 @@ void gatv2_backward_src(const Gatv2Backward& p, int64_t row_begin, int64_t row_e
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(gatv2, (const Gatv2& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+PYG_FAST_KERNEL(gatv2, (const Gatv2& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))
 PYG_FAST_KERNEL(gatv2_backward_dst,
                 (const Gatv2Backward& p, int64_t row_begin, int64_t row_end, void* grad_att),
                 (p, row_begin, row_end, grad_att))

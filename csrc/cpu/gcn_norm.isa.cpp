@@ -121,8 +121,7 @@ void gcn_weight(const GcnWeight& p, int64_t chunk_begin, int64_t chunk_end) {
   });
 }
 
-void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin,
-                                int64_t chunk_end) {
+void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin, int64_t chunk_end) {
   with_types(p.dtype, p.coo.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     using Acc = acc_t<T>;
@@ -142,10 +141,12 @@ void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin,
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(gcn_degree, (const GcnDegree& p, int64_t dst_begin, int64_t dst_end), (p, dst_begin, dst_end))
+PYG_FAST_KERNEL(gcn_degree, (const GcnDegree& p, int64_t dst_begin, int64_t dst_end),
+                (p, dst_begin, dst_end))
 PYG_FAST_KERNEL(gcn_scale, (const GcnWeight& p, int64_t node_begin, int64_t node_end),
                 (p, node_begin, node_end))
 PYG_FAST_KERNEL(gcn_weight, (const GcnWeight& p, int64_t chunk_begin, int64_t chunk_end),
                 (p, chunk_begin, chunk_end))
-PYG_FAST_KERNEL(gcn_weight_backward, (const GcnWeightBackward& p, int64_t chunk_begin, int64_t chunk_end),
+PYG_FAST_KERNEL(gcn_weight_backward,
+                (const GcnWeightBackward& p, int64_t chunk_begin, int64_t chunk_end),
                 (p, chunk_begin, chunk_end))

@@ -55,7 +55,7 @@ void gcn_scales(const GcnScale& p, int64_t row_begin, int64_t row_end) {
 void gcn_scale_rows(const GcnScale& p, int64_t row_begin, int64_t row_end) {
   with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     gcn_scales<typename decltype(type)::type, typename decltype(index)::type>(p, row_begin,
-                                                                             row_end);
+                                                                              row_end);
   });
 }
 

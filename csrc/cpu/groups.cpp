@@ -23,7 +23,8 @@ void group_edges(const GroupEdges& p, int64_t begin, int64_t end) {
   with_index(p.index64, [&](auto index) {
     using I = decltype(index);
     for (int64_t row = begin; row < end; ++row) {
-      for (int64_t group = p.first[row]; group < p.first[row + 1] && group < p.num_groups; ++group) {
+      for (int64_t group = p.first[row]; group < p.first[row + 1] && group < p.num_groups;
+           ++group) {
         write_group<I>(p, group, row);
       }
     }

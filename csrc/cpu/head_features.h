@@ -41,11 +41,11 @@ class HeadLanes {
 #if defined(__AVX512F__)
     if constexpr (sizeof(Acc) * V == 64) {
       if constexpr (V == 16) {
-        return bit_cast<Vec<Acc, V>>(_mm512_maskz_permutexvar_ps(
-            0xffff, bit_cast<__m512i>(lane_), bit_cast<__m512>(load<V>(slot))));
+        return bit_cast<Vec<Acc, V>>(_mm512_maskz_permutexvar_ps(0xffff, bit_cast<__m512i>(lane_),
+                                                                 bit_cast<__m512>(load<V>(slot))));
       } else {
-        return bit_cast<Vec<Acc, V>>(_mm512_maskz_permutexvar_pd(
-            0xff, bit_cast<__m512i>(lane_), bit_cast<__m512d>(load<V>(slot))));
+        return bit_cast<Vec<Acc, V>>(_mm512_maskz_permutexvar_pd(0xff, bit_cast<__m512i>(lane_),
+                                                                 bit_cast<__m512d>(load<V>(slot))));
       }
     }
 #endif
@@ -148,7 +148,8 @@ void add_tile(const Columns& columns, Tile tile, const T* x, const Weighted<acc_
     of_heads[j].set(columns.head + at);
   }
   for_rows_of<T, V, N>(
-      edges, x + tile.column, columns.size, [&](const Acc* weight, const T* from) PYG_FAST_ALWAYS {
+      edges, x + tile.column, columns.size,
+      [&](const Acc* weight, const T* from) PYG_FAST_ALWAYS {
         PYG_FAST_UNROLL
         for (int j = 0; j < N; ++j) {
           const auto v = load<V>(from + offset<V, N>(j, last));
@@ -160,7 +161,8 @@ void add_tile(const Columns& columns, Tile tile, const T* x, const Weighted<acc_
             all[j] += v * w;
           }
         }
-      }, [&](bool more) PYG_FAST_ALWAYS {
+      },
+      [&](bool more) PYG_FAST_ALWAYS {
         add_to_sums<V, N>(all, tile, sum, more);
         if (kSigned) add_to_sums<V, N>(positive, tile, plus, more);
       });
@@ -234,8 +236,10 @@ template <typename Acc>
 class HeadDots {
  public:
   explicit HeadDots(const Columns& columns)
-      : columns_(columns), width_(columns.heads * (columns.channels + kLanes<Acc>)),
-        a_(scratch_.of_size(2 * width_)), own_(a_ + width_) {}
+      : columns_(columns),
+        width_(columns.heads * (columns.channels + kLanes<Acc>)),
+        a_(scratch_.of_size(2 * width_)),
+        own_(a_ + width_) {}
 
   template <typename T>
   void set(const T* a) {

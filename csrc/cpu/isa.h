@@ -26,18 +26,18 @@ Kernel* chosen(Kernel* baseline, Kernel* avx2, Kernel* avx512) {
 
 // Only the baseline's object defines it: code that any CPU runs.
 #ifdef PYG_FAST_X86
-#define PYG_FAST_KERNEL_baseline(name, parameters, arguments)                      \
-  namespace pyg_fast::cpu {                                                        \
-  namespace avx2 {                                                                 \
-  void name parameters;                                                            \
-  }                                                                                \
-  namespace avx512 {                                                               \
-  void name parameters;                                                            \
-  }                                                                                \
-  void name parameters {                                                           \
-    static const auto kernel = chosen(baseline::name, avx2::name, avx512::name);   \
-    kernel arguments;                                                              \
-  }                                                                                \
+#define PYG_FAST_KERNEL_baseline(name, parameters, arguments)                    \
+  namespace pyg_fast::cpu {                                                      \
+  namespace avx2 {                                                               \
+  void name parameters;                                                          \
+  }                                                                              \
+  namespace avx512 {                                                             \
+  void name parameters;                                                          \
+  }                                                                              \
+  void name parameters {                                                         \
+    static const auto kernel = chosen(baseline::name, avx2::name, avx512::name); \
+    kernel arguments;                                                            \
+  }                                                                              \
   }
 #else
 #define PYG_FAST_KERNEL_baseline(name, parameters, arguments) \

@@ -207,7 +207,7 @@ void maxk(const MaxK& p, int64_t row_begin, int64_t row_end) {
   with_types(p.dtype, false, [&](auto type, auto) {
     with_columns(p.column_type, [&](auto column) {
       maxk_rows<typename decltype(type)::type, typename decltype(column)::type>(p, row_begin,
-                                                                               row_end);
+                                                                                row_end);
     });
   });
 }

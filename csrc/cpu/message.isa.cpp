@@ -231,7 +231,8 @@ struct Rows {
   int64_t n;
 
   PYG_FAST_INLINE const Acc* at(int k, int64_t i) const {
-    return index[k] != nullptr ? indexed_row(in[k], index[k], i, row[k], ahead[k]) : in[k] + i * row[k];
+    return index[k] != nullptr ? indexed_row(in[k], index[k], i, row[k], ahead[k])
+                               : in[k] + i * row[k];
   }
 };
 
@@ -362,7 +363,8 @@ void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
     case MessageOp::log2: return lanes([](Acc a) { return std::log2(a); });
     case MessageOp::log10: return lanes([](Acc a) { return std::log10(a); });
     case MessageOp::log1p: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log1p_of(x); });
-    case MessageOp::sqrt: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return sqrt_of<Acc>(x); });
+    case MessageOp::sqrt:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return sqrt_of<Acc>(x); });
     case MessageOp::rsqrt:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / sqrt_of<Acc>(x); });
     case MessageOp::reciprocal: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / x; });
@@ -373,9 +375,8 @@ void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / (1 + exp_of<Acc, kV>(-x)); });
     case MessageOp::erf: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return erf_of(x); });
     case MessageOp::sign:
-      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS {
-        return truth<Acc>(x > 0) - truth<Acc>(x < 0);
-      });
+      return unary<Acc>(rows,
+                        [](X x) PYG_FAST_ALWAYS { return truth<Acc>(x > 0) - truth<Acc>(x < 0); });
     case MessageOp::floor: return lanes([](Acc a) { return std::floor(a); });
     case MessageOp::ceil: return lanes([](Acc a) { return std::ceil(a); });
     case MessageOp::relu:
@@ -429,13 +430,11 @@ void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
     case MessageOp::ne:
       return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a != b); });
     case MessageOp::logical_and:
-      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
-        return truth<Acc>((a != 0) & (b != 0));
-      });
+      return binary<Acc>(rows,
+                         [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>((a != 0) & (b != 0)); });
     case MessageOp::logical_or:
-      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
-        return truth<Acc>((a != 0) | (b != 0));
-      });
+      return binary<Acc>(rows,
+                         [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>((a != 0) | (b != 0)); });
     case MessageOp::atan2:
       return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
         for (int k = 0; k < kWidth<Acc>; ++k) a[k] = std::atan2(a[k], b[k]);
@@ -510,7 +509,8 @@ void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f)
         store<kV>(out + c, f(load<kV>(out + c), fetch<Acc>(p, stride, c)));
       }
       if (c < rows.n) {
-        const auto v = f(load_part<Acc>(out + c, rows.n - c), fetch_part<Acc>(p, stride, c, rows.n - c));
+        const auto v =
+            f(load_part<Acc>(out + c, rows.n - c), fetch_part<Acc>(p, stride, c, rows.n - c));
         store_part<Acc>(out + c, v, rows.n - c);
       }
       continue;
@@ -536,14 +536,14 @@ void reduce_op(MessageOp op, const Rows<Acc, 1>& rows, bool across) {
   constexpr Acc kInf = std::numeric_limits<Acc>::infinity();
   switch (op) {
     case MessageOp::sum:
-      return reduce_rows<Acc>(
-          rows, across, 0, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
+      return reduce_rows<Acc>(rows, across, 0,
+                              [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
     case MessageOp::amax:
-      return reduce_rows<Acc>(
-          rows, across, -kInf, [](auto a, auto b) PYG_FAST_ALWAYS { return larger(a, b); });
+      return reduce_rows<Acc>(rows, across, -kInf,
+                              [](auto a, auto b) PYG_FAST_ALWAYS { return larger(a, b); });
     case MessageOp::amin:
-      return reduce_rows<Acc>(
-          rows, across, kInf, [](auto a, auto b) PYG_FAST_ALWAYS { return smaller(a, b); });
+      return reduce_rows<Acc>(rows, across, kInf,
+                              [](auto a, auto b) PYG_FAST_ALWAYS { return smaller(a, b); });
     default: return;
   }
 }
@@ -561,7 +561,8 @@ PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows, bool add) {
     int64_t c = 0;
     if (rows.n >= kV) {
       V<Acc> v = {};
-      for (; c + kV <= rows.n; c += kV) v += fetch<Acc>(a, a_stride, c) * fetch<Acc>(b, b_stride, c);
+      for (; c + kV <= rows.n; c += kV)
+        v += fetch<Acc>(a, a_stride, c) * fetch<Acc>(b, b_stride, c);
       total += folded<Acc>(v, [](auto x, auto y) PYG_FAST_ALWAYS { return x + y; });
     }
     for (; c < rows.n; ++c) total += a[c * a_stride] * b[c * b_stride];
@@ -769,7 +770,8 @@ void write(const MessageOutput& output, int64_t at, const Acc* x, int64_t n) {
   if (output.type == (sizeof(Acc) == 4 ? MessageType::f32 : MessageType::f64)) {
     __builtin_memcpy(static_cast<Acc*>(output.data) + at, x, static_cast<size_t>(n) * sizeof(Acc));
   } else if (output.type == MessageType::f32) {
-    for (int64_t c = 0; c < n; ++c) static_cast<float*>(output.data)[at + c] = static_cast<float>(x[c]);
+    for (int64_t c = 0; c < n; ++c)
+      static_cast<float*>(output.data)[at + c] = static_cast<float>(x[c]);
   } else if (output.type == MessageType::f64) {
     for (int64_t c = 0; c < n; ++c) static_cast<double*>(output.data)[at + c] = x[c];
   } else if (output.type == MessageType::f16) {
@@ -982,7 +984,8 @@ class Machine {
     } else {
       const bool most = op == Op::row_max;
       p_.csr.index64 ? most ? extreme<int64_t, true>(i) : extreme<int64_t, false>(i)
-                     : most ? extreme<int32_t, true>(i) : extreme<int32_t, false>(i);
+      : most ? extreme<int32_t, true>(i)
+                     : extreme<int32_t, false>(i);
     }
   }
 
@@ -993,9 +996,8 @@ class Machine {
   // How many numbers of a row by an index are read. The rows of a tile's own nodes come in order.
   int64_t ahead_of(const MessageInput& input, const MessageInstruction& i,
                    const MessageOperand& o) const {
-    const bool in_order =
-        input.index == MessageIndex::row ||
-        (input.index == MessageIndex::edge && p_.csr.perm == nullptr);
+    const bool in_order = input.index == MessageIndex::row ||
+                          (input.index == MessageIndex::edge && p_.csr.perm == nullptr);
     int64_t last = 0;
     for (int64_t d = 1; d < i.num_dims; ++d) last += (size(i, d) - 1) * o.stride[d];
     return in_order ? 0 : last + 1;
@@ -1082,7 +1084,8 @@ class Machine {
       const T* x = static_cast<const T*>(input.data) + column;
       for (int64_t e = 0; e < count_; ++e) {
         const T* row = indexed_row(x, id, e, input.width, n);
-        n == 1 ? void(out[e * stride] = number_of<Acc>(*row)) : convert<Acc, T>(out + e * stride, row, n);
+        n == 1 ? void(out[e * stride] = number_of<Acc>(*row))
+               : convert<Acc, T>(out + e * stride, row, n);
       }
     });
   }
@@ -1104,7 +1107,8 @@ class Machine {
   }
 
   PYG_FAST_APART void keep(const MessageInstruction& i) {
-    const uint64_t seed = mixed64(p_.seed + static_cast<uint64_t>(i.extra[0]) * 0x9e3779b97f4a7c15u);
+    const uint64_t seed =
+        mixed64(p_.seed + static_cast<uint64_t>(i.extra[0]) * 0x9e3779b97f4a7c15u);
     const auto threshold = static_cast<uint32_t>(i.extra[1]);
     const Acc scale = uniform_[i.extra[2]];
     const auto first = static_cast<uint32_t>(i.extra[3] * column_);
@@ -1180,7 +1184,7 @@ class Machine {
     const bool dense = heads > 1 && a.head == channels && b.head == channels;
     return with_head_lanes<Acc>(heads, channels, dense, [&](auto w, auto g) {
       dots_of_heads<Acc, decltype(w)::value, decltype(g)::value>(a, b, size(i, 0), heads, channels,
-                                                                address(out));
+                                                                 address(out));
     });
   }
 
@@ -1243,7 +1247,8 @@ class Machine {
       const Segment& segment = segments_[s];
       const Sums to = sums_of(i.extra[0], column, segment);
       const Acc scale = mean && segment.last && segment.degree > 1
-                            ? 1 / static_cast<Acc>(segment.degree) : Acc{1};
+                            ? 1 / static_cast<Acc>(segment.degree)
+                            : Acc{1};
       with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
         by_blocks(segment, [&](const Segment& part) PYG_FAST_ALWAYS {
           int64_t c = 0;
@@ -1262,8 +1267,8 @@ class Machine {
   }
 
   template <int kVectors, typename Row>
-  PYG_FAST_INLINE void add_rows(const Row& row_of, const Segment& segment, const Sums& to, int64_t c,
-                                Acc scale) {
+  PYG_FAST_INLINE void add_rows(const Row& row_of, const Segment& segment, const Sums& to,
+                                int64_t c, Acc scale) {
     V<Acc> sum[kVectors];
     PYG_FAST_UNROLL
     for (int j = 0; j < kVectors; ++j) {
@@ -1294,7 +1299,8 @@ class Machine {
         scale(to.rest, decay, n, groups);
         scale(to.total, decay, n, groups);
       }
-      by_blocks(segment, [&](const Segment& part) { add_products(x, w, heads, channels, part, to); });
+      by_blocks(segment,
+                [&](const Segment& part) { add_products(x, w, heads, channels, part, to); });
       if (!segment.last) continue;
       if (softmax != nullptr) {
         const int64_t first = segment.row * softmax->width + column;
@@ -1515,8 +1521,8 @@ class Machine {
 
   // The largest (or smallest) rows of a segment, from column c on, `count` of the last vector.
   template <bool kMost, int kVectors, typename Row>
-  PYG_FAST_INLINE void best_rows(const Row& row_of, const Segment& segment, int64_t c, int64_t count,
-                                 Acc* state, int64_t* chosen) {
+  PYG_FAST_INLINE void best_rows(const Row& row_of, const Segment& segment, int64_t c,
+                                 int64_t count, Acc* state, int64_t* chosen) {
     V<Acc> best[kVectors];
     M<Acc> place[kVectors];
     const Acc* row = row_of(segment.begin) + c;
@@ -1616,8 +1622,8 @@ class Machine {
   int64_t *rows_ = nullptr, *cols_ = nullptr, *edges_ = nullptr;  // of the edges of the tile
   Segment* segments_ = nullptr;
   int64_t num_segments_ = 0;
-  int64_t count_ = 0;   // edges of the tile
-  int64_t column_ = 0;  // the first one of the chunk
+  int64_t count_ = 0;        // edges of the tile
+  int64_t column_ = 0;       // the first one of the chunk
   int64_t since_carry_ = 0;  // edges of the tiles whose sums are not yet in the results
 };
 

@@ -43,7 +43,8 @@ void sample_neighbors(const SampleHop& p, int64_t begin, int64_t end) {
     Draws draws;
     for (int64_t node = begin; node < end; ++node) {
       if (node + kAhead < end) __builtin_prefetch(rowptr + p.n_id[node + kAhead]);
-      if (node + kAhead / 4 < end) __builtin_prefetch(col + width * rowptr[p.n_id[node + kAhead / 4]]);
+      if (node + kAhead / 4 < end)
+        __builtin_prefetch(col + width * rowptr[p.n_id[node + kAhead / 4]]);
       const int64_t start = p.rowptr[node], count = p.rowptr[node + 1] - start;
       draw(row_of<I>(p, node), count, draws, [&](int64_t k, int64_t position) {
         const int64_t e = start + k;
@@ -58,8 +59,9 @@ void sample_neighbors(const SampleHop& p, int64_t begin, int64_t end) {
 void insert_sources(const SampleHop& p, int64_t begin, int64_t end) {
   with_index(p.graph.index64, [&](auto index) {
     const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
-    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
-            [&](int64_t e) { insert(p.map, neighbor[e], p.num_seeds + e); });
+    for_ids(
+        p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
+        [&](int64_t e) { insert(p.map, neighbor[e], p.num_seeds + e); });
   });
 }
 
@@ -67,8 +69,9 @@ int64_t count_new(const SampleHop& p, int64_t begin, int64_t end) {
   return with_index(p.graph.index64, [&](auto index) {
     const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
     int64_t count = 0;
-    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
-            [&](int64_t e) { count += find(p.map, neighbor[e]) == p.num_seeds + e; });
+    for_ids(
+        p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
+        [&](int64_t e) { count += find(p.map, neighbor[e]) == p.num_seeds + e; });
     return count;
   });
 }
@@ -76,11 +79,13 @@ int64_t count_new(const SampleHop& p, int64_t begin, int64_t end) {
 int64_t append_nodes(const SampleHop& p, int64_t begin, int64_t end, int64_t node) {
   with_index(p.graph.index64, [&](auto index) {
     const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
-    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; }, [&](int64_t e) {
-      if (find(p.map, neighbor[e]) != p.num_seeds + e) return;
-      p.local[p.num_seeds + e] = static_cast<int32_t>(node);
-      p.n_id[node++] = neighbor[e];
-    });
+    for_ids(
+        p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
+        [&](int64_t e) {
+          if (find(p.map, neighbor[e]) != p.num_seeds + e) return;
+          p.local[p.num_seeds + e] = static_cast<int32_t>(node);
+          p.n_id[node++] = neighbor[e];
+        });
   });
   return node;
 }
@@ -88,13 +93,15 @@ int64_t append_nodes(const SampleHop& p, int64_t begin, int64_t end, int64_t nod
 void take_edges(const TakeSample& p, int64_t begin, int64_t end) {
   with_index(p.index64, [&](auto index) {
     const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
-    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; }, [&](int64_t e) {
-      const int32_t source = p.local[find(p.map, neighbor[e])];
-      p.out_col[e] = source;
-      p.out_src[e] = source;
-      p.out_dst[e] = p.dst[e];
-      p.out_e_id[e] = p.e_id[e];
-    });
+    for_ids(
+        p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
+        [&](int64_t e) {
+          const int32_t source = p.local[find(p.map, neighbor[e])];
+          p.out_col[e] = source;
+          p.out_src[e] = source;
+          p.out_dst[e] = p.dst[e];
+          p.out_e_id[e] = p.e_id[e];
+        });
   });
 }
 

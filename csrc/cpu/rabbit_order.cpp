@@ -43,8 +43,7 @@ class CommunityMerge {
     }
     // Communities of large strength first; nodes without neighbours last.
     std::vector<Index> open;
-    for (const Index top :
-         sorted([&](Index a, Index b) { return strength_[a] > strength_[b]; })) {
+    for (const Index top : sorted([&](Index a, Index b) { return strength_[a] > strength_[b]; })) {
       if (root_[top] != top) continue;
       open.push_back(top);
       while (!open.empty()) {

@@ -84,7 +84,7 @@ void sampled_spmm(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
   }
   with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     sampled_rows<typename decltype(type)::type, typename decltype(index)::type>(p, row_begin,
-                                                                               row_end);
+                                                                                row_end);
   });
 }
 

@@ -16,9 +16,9 @@ void sddmm_rows(const Sddmm& p, int64_t row_begin, int64_t row_end) {
   const auto* b = static_cast<const T*>(p.b);
   auto* out = static_cast<T*>(p.out);
   const int64_t dim = p.dim;
-  const int64_t last = dim - V;             // the last vector ends at dim: its first lanes overlap
-  const int64_t full = (dim - 1) / V * V;   // columns of the vectors before it
-  Vec<mask_t<Acc>, V> fresh;                // its lanes that no earlier vector covers
+  const int64_t last = dim - V;            // the last vector ends at dim: its first lanes overlap
+  const int64_t full = (dim - 1) / V * V;  // columns of the vectors before it
+  Vec<mask_t<Acc>, V> fresh;               // its lanes that no earlier vector covers
   for (int k = 0; k < V; ++k) fresh[k] = last + k >= full ? -1 : 0;
   const auto masked = [&](Vec<Acc, V> v) PYG_FAST_ALWAYS {
     return bit_cast<Vec<Acc, V>>(bit_cast<Vec<mask_t<Acc>, V>>(v) & fresh);
@@ -95,4 +95,5 @@ void sddmm(const Sddmm& p, int64_t row_begin, int64_t row_end) {
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(sddmm, (const Sddmm& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+PYG_FAST_KERNEL(sddmm, (const Sddmm& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))

@@ -92,8 +92,7 @@ void gather_slots(const Slots<Acc>& slots, const Acc* from, int64_t from_stride,
         const Acc* of_node = from + node[e] * from_stride + h;
         PYG_FAST_UNROLL
         for (int n = 1; n < N; ++n) {
-          store<K>(out + n * out_stride + e * slots.stride + h,
-                   load<K>(of_node + n * slots.heads));
+          store<K>(out + n * out_stride + e * slots.stride + h, load<K>(of_node + n * slots.heads));
         }
         return load<K>(of_node);
       });
@@ -103,9 +102,8 @@ void gather_slots(const Slots<Acc>& slots, const Acc* from, int64_t from_stride,
 template <typename Acc>
 void repeat_slots(const Slots<Acc>& slots, const Acc* from, int64_t count, Acc* out) {
   fill_slots<kLanes<Acc>>(slots.heads, slots.stride, count, out,
-                          [&](auto k, int64_t, int64_t h) PYG_FAST_ALWAYS {
-                            return load<decltype(k)::value>(from + h);
-                          });
+                          [&](auto k, int64_t, int64_t h)
+                              PYG_FAST_ALWAYS { return load<decltype(k)::value>(from + h); });
 }
 
 // Reduces all lanes of the same head with op; each of those lanes gets the result.
@@ -207,7 +205,9 @@ template <typename Acc>
 class Dropout {
  public:
   Dropout(const Attention& p, const Slots<Acc>& slots, int64_t capacity)
-      : active_(p.dropout > 0), slots_(slots), threshold_(dropout_threshold(p.dropout)),
+      : active_(p.dropout > 0),
+        slots_(slots),
+        threshold_(dropout_threshold(p.dropout)),
         scale_(static_cast<Acc>(dropout_scale(p.dropout))) {
     if (!active_) return;
     seed_ = static_cast<uint64_t>(*p.seed);

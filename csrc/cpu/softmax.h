@@ -46,8 +46,8 @@ PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
     factorial /= static_cast<Acc>(k);
     sum = sum * r + 1 / factorial;
   }
-  const auto power = (bit_cast<Bits>(rounded) << E::kMantissa) +
-                     (mask_t<Acc>{E::kBias} << E::kMantissa);
+  const auto power =
+      (bit_cast<Bits>(rounded) << E::kMantissa) + (mask_t<Acc>{E::kBias} << E::kMantissa);
   return masked<Acc, V>(sum * bit_cast<Vec<Acc, V>>(power), normal);
 }
 
@@ -65,8 +65,12 @@ class RowSoftmax {
 
  public:
   RowSoftmax(const Slots<Acc>& slots, Acc slope)
-      : slots_(slots), slope_(slope), max(scratch_.of_size(6 * slots.period)),
-        sum(max + slots.period), plus(sum + slots.period), decay(plus + slots.period),
+      : slots_(slots),
+        slope_(slope),
+        max(scratch_.of_size(6 * slots.period)),
+        sum(max + slots.period),
+        plus(sum + slots.period),
+        decay(plus + slots.period),
         totals_(decay + slots.period) {}
 
   void start() {

@@ -45,7 +45,8 @@ struct Epilogue {
     if (p.out_acc) {
       if (p.bias) sum += load<V>(static_cast<const Acc*>(p.bias) + column);
       store<V>(static_cast<Acc*>(p.out) + at, sum);
-    } else if constexpr (!std::is_same_v<T, int8_t>) {  // quantized features always take the branch above
+    } else if constexpr (!std::is_same_v<
+                             T, int8_t>) {  // quantized features always take the branch above
       if (p.bias) sum += load<V>(static_cast<const T*>(p.bias) + column);
       store<V>(static_cast<T*>(p.out) + at, sum);
     }
@@ -70,8 +71,8 @@ bool is_wide(const Spmm& p) {
 }
 
 template <typename T, typename Index, bool kWeighted, int V, int N, int U>
-void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight,
-               int64_t row_begin, int64_t row_end, int64_t prefetch_end, Tile tile) {
+void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight, int64_t row_begin,
+               int64_t row_end, int64_t prefetch_end, Tile tile) {
   using Acc = acc_t<T>;
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
   const auto* col = static_cast<const Col*>(p.csr.col);
@@ -138,7 +139,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
     store_sum();
     if (end - begin > kLong) add_total(row_sum, total, N * V);
     PYG_FAST_NO_UNROLL  // keeps the many kernels small
-    for (int j = 0; j < N; ++j) {
+        for (int j = 0; j < N; ++j) {
       epilogue.template write<V>(load<V>(row_sum + j * V), scale, row, to, self,
                                  tile.column + offset<V, N>(j, last));
     }

@@ -124,8 +124,7 @@ void coo_share(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end) {
 
 void spmm_coo(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end) {
   with_types(p.dtype, p.coo.index64, [&](auto type, auto index) {
-    coo_share<typename decltype(type)::type, typename decltype(index)::type>(p, dst_begin,
-                                                                                dst_end);
+    coo_share<typename decltype(type)::type, typename decltype(index)::type>(p, dst_begin, dst_end);
   });
 }
 
@@ -200,5 +199,7 @@ void sddmm_coo(const SddmmCoo& p, int64_t edge_begin, int64_t edge_end) {
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(spmm_coo, (const SpmmCoo& p, int64_t dst_begin, int64_t dst_end), (p, dst_begin, dst_end))
-PYG_FAST_KERNEL(sddmm_coo, (const SddmmCoo& p, int64_t edge_begin, int64_t edge_end), (p, edge_begin, edge_end))
+PYG_FAST_KERNEL(spmm_coo, (const SpmmCoo& p, int64_t dst_begin, int64_t dst_end),
+                (p, dst_begin, dst_end))
+PYG_FAST_KERNEL(sddmm_coo, (const SddmmCoo& p, int64_t edge_begin, int64_t edge_end),
+                (p, edge_begin, edge_end))

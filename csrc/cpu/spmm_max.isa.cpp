@@ -90,7 +90,7 @@ void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
   if (row_begin >= row_end || p.dim == 0) return;
   with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     spmm_max_rows<typename decltype(type)::type, typename decltype(index)::type>(p, row_begin,
-                                                                                row_end);
+                                                                                 row_end);
   });
 }
 
@@ -235,8 +235,7 @@ void spmm_max_backward_value_rows(const SpmmMaxBackwardValue& p, int64_t row_beg
   }
 }
 
-void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin,
-                                    int64_t row_end) {
+void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end) {
   if (row_begin >= row_end) return;
   with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     spmm_max_backward_value_rows<typename decltype(type)::type, typename decltype(index)::type>(
@@ -246,8 +245,11 @@ void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin,
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(spmm_max, (const SpmmMax& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
-PYG_FAST_KERNEL(spmm_max_backward_x, (const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end),
+PYG_FAST_KERNEL(spmm_max, (const SpmmMax& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))
+PYG_FAST_KERNEL(spmm_max_backward_x,
+                (const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end),
                 (p, dim_begin, dim_end))
-PYG_FAST_KERNEL(spmm_max_backward_value, (const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end),
+PYG_FAST_KERNEL(spmm_max_backward_value,
+                (const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end),
                 (p, row_begin, row_end))

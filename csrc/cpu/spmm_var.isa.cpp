@@ -103,7 +103,10 @@ void spmm_var(const SpmmVar& p, int64_t row_begin, int64_t row_end) {
     constexpr int kVectors = kManyRegisters ? kMaxVectors : kMaxVectors / 2;
     for_tiles<T>(p.dim, kVectors, [&](Tile tile) {
       with_tile<T, kVectors>(tile.width, [&](auto v, auto n) {
-        constexpr int V = decltype(v)::value, N = decltype(n)::value, U = N == 1 ? 4 : N == 2 ? 2 : 1;
+        constexpr int V = decltype(v)::value, N = decltype(n)::value,
+                      U = N == 1   ? 4
+                          : N == 2 ? 2
+                                   : 1;
         spmm_var_tile<T, Index, V, N, U>(p, row_begin, row_end, tile);
       });
     });
@@ -112,4 +115,5 @@ void spmm_var(const SpmmVar& p, int64_t row_begin, int64_t row_end) {
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(spmm_var, (const SpmmVar& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+PYG_FAST_KERNEL(spmm_var, (const SpmmVar& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))

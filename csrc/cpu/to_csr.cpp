@@ -52,8 +52,8 @@ class CsrSort {
 
   void run() {
     int64_t* memory = new int64_t[static_cast<size_t>((shares_ + 1) * buckets_ + 1 + shares_)];
-    first_ = memory;                      // [buckets_ + 1]: where each bucket begins
-    cursor_ = first_ + buckets_ + 1;      // [shares_, buckets_]
+    first_ = memory;                          // [buckets_ + 1]: where each bucket begins
+    cursor_ = first_ + buckets_ + 1;          // [shares_, buckets_]
     invalid_ = cursor_ + shares_ * buckets_;  // [shares_]
     parallel(parallel_for_, shares_, [this](int64_t k) { count(k); });
     const int64_t invalid = place_buckets();
@@ -176,7 +176,8 @@ void sort(const ToCsr& p, int num_threads, ParallelFor parallel_for) {
 template <typename I>
 void rows(const Csr& csr, int64_t begin, int64_t end, Col* out) {
   const I* rowptr = static_cast<const I*>(csr.rowptr);
-  int64_t row = std::upper_bound(rowptr, rowptr + csr.num_rows + 1, static_cast<I>(begin)) - rowptr - 1;
+  int64_t row =
+      std::upper_bound(rowptr, rowptr + csr.num_rows + 1, static_cast<I>(begin)) - rowptr - 1;
   if (row < 0) row = 0;
   for (int64_t e = begin; e < end; ++e) {
     while (row < csr.num_rows && rowptr[row + 1] <= e) ++row;

@@ -69,17 +69,20 @@ void typed_neighbors(const TypedHop& p, int64_t begin, int64_t end) {
 }
 
 void insert_typed(const TypedHop& p, int64_t begin, int64_t end) {
-  for_ids(p.map, begin, end, [&](int64_t e) { return p.neighbor[e]; },
-          [&](int64_t e) { insert(p.map, p.neighbor[e], p.num_seeds + e); });
+  for_ids(
+      p.map, begin, end, [&](int64_t e) { return p.neighbor[e]; },
+      [&](int64_t e) { insert(p.map, p.neighbor[e], p.num_seeds + e); });
 }
 
 int64_t mark_new(const TypedHop& p, int64_t begin, int64_t end) {
   int64_t count = 0;
-  for_ids(p.map, begin, end, [&](int64_t e) { return p.neighbor[e]; }, [&](int64_t e) {
-    const bool is_new = find(p.map, p.neighbor[e]) == p.num_seeds + e;
-    p.local[p.num_seeds + e] = is_new ? -1 : 0;
-    count += is_new;
-  });
+  for_ids(
+      p.map, begin, end, [&](int64_t e) { return p.neighbor[e]; },
+      [&](int64_t e) {
+        const bool is_new = find(p.map, p.neighbor[e]) == p.num_seeds + e;
+        p.local[p.num_seeds + e] = is_new ? -1 : 0;
+        count += is_new;
+      });
   return count;
 }
 
@@ -119,13 +122,12 @@ void take_nodes(const TakeTyped& t, int64_t begin, int64_t end) {
 
 void take_edges(const TakeTyped& t, int64_t begin, int64_t end) {
   const TypedHop& p = t.p;
-  for_segments(p.edges, p.hop * p.num_types, begin, end,
-               [&](int64_t segment, int64_t first, int64_t last) {
-                 for_ids(p.map, first, last, [&](int64_t e) { return p.neighbor[e]; },
-                         [&](int64_t e) {
-                           take_edge(t, segment, e, p.local[find(p.map, p.neighbor[e])]);
-                         });
-               });
+  for_segments(
+      p.edges, p.hop * p.num_types, begin, end, [&](int64_t segment, int64_t first, int64_t last) {
+        for_ids(
+            p.map, first, last, [&](int64_t e) { return p.neighbor[e]; },
+            [&](int64_t e) { take_edge(t, segment, e, p.local[find(p.map, p.neighbor[e])]); });
+      });
 }
 
 void take_rows(const TakeTyped& t, int64_t begin, int64_t end) {

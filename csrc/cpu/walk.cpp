@@ -11,8 +11,8 @@ void walk(const RandomWalk& p, int64_t begin, int64_t end) {
     int64_t* out = p.out + i * (p.length + 1);
     int64_t node = out[0] = p.start[i];
     for (int64_t step = 0; step < p.length; ++step) {
-      const int64_t next = next_node<I>(p, p.start[i], node, static_cast<uint64_t>(i),
-                                        static_cast<uint64_t>(step));
+      const int64_t next =
+          next_node<I>(p, p.start[i], node, static_cast<uint64_t>(i), static_cast<uint64_t>(step));
       if (next >= 0) node = next;
       out[step + 1] = node;
     }

@@ -42,8 +42,8 @@ __device__ inline void write_softmax(void* softmax, int64_t row, int64_t heads, 
 // Reads a thread's columns from `at` on with streaming loads: no other thread reads or writes them soon, and
 // L2 should hold the gathered features. Tests the type only once.
 template <int VEC, int LANES, bool STRIDED, typename Acc>
-__device__ inline void read_row(const Columns<VEC, LANES, STRIDED>& columns, const void* p, DType type,
-                                int64_t at, Acc (&v)[VEC]) {
+__device__ inline void read_row(const Columns<VEC, LANES, STRIDED>& columns, const void* p,
+                                DType type, int64_t at, Acc (&v)[VEC]) {
   const auto as = [&](auto element_type) {
     using T = decltype(element_type);
     const T* from = static_cast<const T*>(p) + at;
@@ -101,9 +101,7 @@ struct Dropout {
     if (on) seed = static_cast<uint64_t>(*p.seed);
   }
 
-  __device__ uint32_t bits(int64_t id) const {
-    return edge_bits(seed, static_cast<uint64_t>(id));
-  }
+  __device__ uint32_t bits(int64_t id) const { return edge_bits(seed, static_cast<uint64_t>(id)); }
   // The dropout factor for an edge with these bits.
   __device__ Acc factor(uint32_t bits, int head) const {
     return !on || keeps(bits, static_cast<uint32_t>(head), threshold) ? scale : Acc(0);
@@ -135,7 +133,7 @@ struct HeadTile {
   static constexpr int kHeadLanes = LANES / HEADS;
   using Channels = Columns<VEC, kHeadLanes, STRIDED>;
   int first_head;
-  int in_tile;      // this thread's head within the tile
+  int in_tile;  // this thread's head within the tile
   int head;
   int64_t channel;  // this thread's first channel
   int64_t at;       // its index among all channels of a node; valid for idle threads too

@@ -21,8 +21,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
 #pragma unroll
     for (int k = 0; k < kMost; ++k) {
       if (k >= p.num_scores) break;
-      const auto v =
-          load<Acc, VEC>(static_cast<const Acc*>(p.att[k]) + pair.head * p.channels + c);
+      const auto v = load<Acc, VEC>(static_cast<const Acc*>(p.att[k]) + pair.head * p.channels + c);
 #pragma unroll
       for (int i = 0; i < VEC; ++i) att[k][i] = v.data[i];
     }
@@ -71,8 +70,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
   };
   add_all(std::integral_constant<int, kSteps>{});
   add_all(std::integral_constant<int, kSteps / 2>{});
-  while (pair.first < count)
-    add(std::integral_constant<int, 1>{}, pair.active && pair.at < count);
+  while (pair.first < count) add(std::integral_constant<int, 1>{}, pair.active && pair.at < count);
 }
 
 // A thread sums its columns over some rows; `out`: [gridDim.y, num_scores, size].
@@ -140,8 +138,9 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
 
 template <typename T>
 int backward_vec(const AttentionScoresBackward& p) {
-  return p.channels % kVec<T> == 0 ? column_vec<T>(p.heads * p.channels, p.x, p.more_grad_x, p.grad_x)
-                                   : 1;
+  return p.channels % kVec<T> == 0
+             ? column_vec<T>(p.heads * p.channels, p.x, p.more_grad_x, p.grad_x)
+             : 1;
 }
 
 template <typename T>
@@ -162,17 +161,21 @@ const char* attention_scores(const AttentionScores& p, void* stream_) {
         const NodeHeadShape s = node_head_shape(p.num_rows, p.heads, lanes);
         if constexpr (lanes == 32) {
           if (vectors > lanes) {
-            attention_scores_kernel<T, vec, lanes, true><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+            attention_scores_kernel<T, vec, lanes, true>
+                <<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
             return;
           }
         }
-        attention_scores_kernel<T, vec, lanes, false><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+        attention_scores_kernel<T, vec, lanes, false>
+            <<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
       });
     };
     // Vectors must not cross a head. Those of sums take up to 32 bytes.
-    const auto aligned32 = [](const void* to) { return (reinterpret_cast<uintptr_t>(to) & 31) == 0; };
-    const bool vectors = p.channels % kVec<T> == 0 && aligned16(p.x) && aligned32(p.att[0]) &&
-                         aligned32(p.att[1]);
+    const auto aligned32 = [](const void* to) {
+      return (reinterpret_cast<uintptr_t>(to) & 31) == 0;
+    };
+    const bool vectors =
+        p.channels % kVec<T> == 0 && aligned16(p.x) && aligned32(p.att[0]) && aligned32(p.att[1]);
     if (vectors) with(std::integral_constant<int, kVec<T>>{});
     else with(std::integral_constant<int, 1>{});
     return last_error();
@@ -188,7 +191,8 @@ int64_t attention_scores_backward_scratch(const AttentionScoresBackward& p) {
   return blocks > 1 ? blocks * p.num_scores * p.heads * p.channels * acc_bytes(p.dtype) : 0;
 }
 
-const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch, void* stream_) {
+const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch,
+                                      void* stream_) {
   const int64_t size = p.heads * p.channels;
   if (size == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
@@ -201,7 +205,8 @@ const char* attention_scores_backward(const AttentionScoresBackward& p, void* sc
     const auto kernel = backward_vec<T>(p) > 1 ? attention_scores_backward_kernel<T, kVec<T>>
                                                : attention_scores_backward_kernel<T, 1>;
     kernel<<<s.grid(), kThreads, 0, stream>>>(p, parts, s.width);
-    if (s.blocks > 1) sum_column_blocks<Acc>(parts, grad_att, s.blocks, p.num_scores * size, stream);
+    if (s.blocks > 1)
+      sum_column_blocks<Acc>(parts, grad_att, s.blocks, p.num_scores * size, stream);
     return last_error();
   });
 }

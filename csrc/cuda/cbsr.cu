@@ -42,8 +42,8 @@ struct JoinedEntries {
   Pack<uint32_t, STEPS> words;
 
   __device__ void load(const CbsrSpmm& p, int64_t at, int lane, int entries) {
-    words = load_entries<uint32_t, STEPS, PACKED>(static_cast<const uint32_t*>(p.values) + at,
-                                                  lane, entries);
+    words = load_entries<uint32_t, STEPS, PACKED>(static_cast<const uint32_t*>(p.values) + at, lane,
+                                                  entries);
   }
   __device__ float value(int t) const {
     const uint32_t word = words.data[t];
@@ -57,10 +57,11 @@ template <typename T, typename C>
 constexpr bool kJoined = sizeof(T) == 2 && sizeof(C) <= 2;
 
 template <typename C>
-__global__ void __launch_bounds__(kThreads) join_kernel(const uint16_t* values, const C* columns,
-                                                        uint32_t* words, int64_t total) {
+__global__ void __launch_bounds__(kThreads)
+    join_kernel(const uint16_t* values, const C* columns, uint32_t* words, int64_t total) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; at < total; at += step)
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; at < total;
+       at += step)
     words[at] = static_cast<uint32_t>(values[at]) << 16 | columns[at];
 }
 
@@ -151,10 +152,11 @@ struct CbsrRow {
 #pragma unroll
         for (int t = 0; t < STEPS; ++t) {
           const auto column = found[u].column(t);
-          valid[t] = WHOLE || (in_tile(column) && (PACKED || has_entry<STEPS, PACKED>(
-                                                                 t, entry_lane, entries)));
-          sum[t] = mine + word(static_cast<unsigned>(
-                              WHOLE || sizeof(C) == 1 ? column : column - first_column));
+          valid[t] = WHOLE || (in_tile(column) &&
+                               (PACKED || has_entry<STEPS, PACKED>(t, entry_lane, entries)));
+          sum[t] =
+              mine +
+              word(static_cast<unsigned>(WHOLE || sizeof(C) == 1 ? column : column - first_column));
           total[t] = valid[t] ? *sum[t] : Acc(0);
         }
 #pragma unroll
@@ -331,9 +333,9 @@ template <typename T, typename C>
 void prepare_entries(CbsrSpmm& p, void* scratch, cudaStream_t stream) {
   if constexpr (kJoined<T, C>) {
     const int64_t total = p.csr.num_cols * p.k;
-    join_kernel<<<blocks_for(total), kThreads, 0, stream>>>(
-        static_cast<const uint16_t*>(p.values), static_cast<const C*>(p.columns),
-        static_cast<uint32_t*>(scratch), total);
+    join_kernel<<<blocks_for(total), kThreads, 0, stream>>>(static_cast<const uint16_t*>(p.values),
+                                                            static_cast<const C*>(p.columns),
+                                                            static_cast<uint32_t*>(scratch), total);
     p.values = scratch;
   } else if constexpr (std::is_same_v<T, acc_t<T>>) {
     if (!wants_prologue(p)) return;
@@ -369,7 +371,8 @@ const char* cbsr_spmm(const CbsrSpmm& p_in, void* scratch, void* stream_) {
         pass.end = static_cast<int>(begin + most < p.k ? begin + most : p.k);
         pass.first = begin == 0;
         pass.last = pass.end == p.k;
-        const char* error = launch_pass<T, I, C>(p, pass, p_in.values, partial + partial_bytes(p_in), stream);
+        const char* error =
+            launch_pass<T, I, C>(p, pass, p_in.values, partial + partial_bytes(p_in), stream);
         if (error) return error;
       }
       return nullptr;

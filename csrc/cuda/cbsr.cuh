@@ -41,8 +41,8 @@ struct Storage {
     const bool last = rank >= tail;
     const unsigned in_block = rank % kBlock;  // the tail starts a new block, too
     const unsigned step = in_block * (last ? reciprocal : 65536 / kEntryLanes + 1) >> 16;
-    return rank - in_block + (in_block - step * (last ? lanes : kEntryLanes)) * (last ? steps : MOST) +
-           step;
+    return rank - in_block +
+           (in_block - step * (last ? lanes : kEntryLanes)) * (last ? steps : MOST) + step;
   }
 };
 

@@ -164,8 +164,7 @@ struct StagedRow {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int e = first + u * kSlots + slot;
-        const int64_t row =
-            __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1) * p.k;
+        const int64_t row = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1) * p.k;
         c[u] = load_entries<C, STEPS, PACKED>(columns + row, lane, entries);
         v[u] = load_entries<T, STEPS, PACKED>(values + row, lane, entries);
       }
@@ -219,7 +218,8 @@ const char* launch(const Staged& p, cudaStream_t stream) {
   } else {
     const auto with_lanes = [&](auto steps, auto packed, auto lanes) {
       if constexpr (packed) {
-        if (!p.value) return run(std::common_type<StagedRow<T, I, C, steps, packed, false, false, lanes>>{});
+        if (!p.value)
+          return run(std::common_type<StagedRow<T, I, C, steps, packed, false, false, lanes>>{});
       }
       run(std::common_type<StagedRow<T, I, C, steps, packed, true, false, lanes>>{});
     };
@@ -319,8 +319,8 @@ const char* cbsr_spmm_backward(const CbsrBackward& p, const Csr* transposed, voi
         if (failed) return failed;
       }
       if (is_half(p.dtype) || p.col_scale || p.diag)
-        finish_kernel<T, C><<<blocks_for(total), kThreads, 0, stream>>>(
-            p, static_cast<const Acc*>(staged.out));
+        finish_kernel<T, C>
+            <<<blocks_for(total), kThreads, 0, stream>>>(p, static_cast<const Acc*>(staged.out));
       return last_error();
     });
   });

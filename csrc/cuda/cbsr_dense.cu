@@ -10,8 +10,8 @@ template <typename T, typename C>
 __global__ void __launch_bounds__(kThreads) to_dense_kernel(CbsrDense p, bool vectors) {
   const int lane = threadIdx.x & 31;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-       row < p.num_rows; row += step) {
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; row < p.num_rows;
+       row += step) {
     T* out = static_cast<T*>(p.out) + row * p.dim;
     if (vectors) {
       for (int64_t f = lane * kVec<T>; f < p.dim; f += 32 * kVec<T>)

@@ -213,7 +213,8 @@ const char* cbsr_spmm_backward_hubs(const CbsrBackward& p, void* scratch, void* 
   if (p.csr.num_rows == 0 || p.k == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   return with_row(p, [&](auto row, const Shape& s, auto, auto) {
-    launch_long_rows<typename decltype(row)::type>(p.csr, s, rows_of_many_terms(p.csr).in(scratch), stream, p);
+    launch_long_rows<typename decltype(row)::type>(p.csr, s, rows_of_many_terms(p.csr).in(scratch),
+                                                   stream, p);
   });
 }
 

@@ -124,7 +124,8 @@ void sum_column_blocks(const Acc* parts, Out* out, int64_t blocks, int64_t colum
                        cudaStream_t stream) {
   constexpr int kWidth = 32 / sizeof(Acc);  // a sector of each row: most threads add rows
   const dim3 grid(static_cast<unsigned>((columns + kWidth - 1) / kWidth));
-  sum_columns_kernel<Acc, 1, Out><<<grid, kThreads, 0, stream>>>(parts, out, blocks, columns, kWidth);
+  sum_columns_kernel<Acc, 1, Out>
+      <<<grid, kThreads, 0, stream>>>(parts, out, blocks, columns, kWidth);
 }
 
 // Bytes of scratch memory that sum_columns needs.
@@ -144,7 +145,8 @@ void sum_columns(const T* x, T* out, int64_t num_rows, int64_t columns, acc_t<T>
   const ColumnShape s = column_shape(num_rows, columns, vec);
   const auto into = [&](auto* to) {
     using Out = std::remove_pointer_t<decltype(to)>;
-    const auto kernel = vec > 1 ? sum_columns_kernel<T, kVec<T>, Out> : sum_columns_kernel<T, 1, Out>;
+    const auto kernel =
+        vec > 1 ? sum_columns_kernel<T, kVec<T>, Out> : sum_columns_kernel<T, 1, Out>;
     kernel<<<s.grid(), kThreads, 0, stream>>>(x, to, num_rows, columns, s.width);
   };
   if (s.blocks == 1) return into(out);

@@ -117,7 +117,8 @@ struct Columns {
   __device__ Columns(int64_t begin, int64_t end) : count(begin < end ? VEC : 0) {
     if constexpr (STRIDED) {
       const int64_t left = end - begin;
-      if (left > 0 && left <= (VEC - 1) * LANES) count = (static_cast<int>(left) + LANES - 1) / LANES;
+      if (left > 0 && left <= (VEC - 1) * LANES)
+        count = (static_cast<int>(left) + LANES - 1) / LANES;
     }
   }
 
@@ -221,7 +222,7 @@ constexpr unsigned kWarpMask = 0xffffffffu;
 // features, 32 / lanes edges at once. Wide rows are cut into `tiles` of columns; the launch completes
 // each tile over the whole graph: a tile of x can stay in L2.
 struct Shape {
-  int vec = 1;  // elements a thread reads at once
+  int vec = 1;           // elements a thread reads at once
   bool strided = false;  // see Columns
   int lanes = 32;
   int tiles = 1;

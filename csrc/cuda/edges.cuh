@@ -17,7 +17,8 @@ __device__ inline void for_each_edge(const Csr& csr, const LongRows& l, Fn&& fn)
     }
   };
   if (blockIdx.x < l.grid()) {
-    Piece<I>(csr, l).for_each([&](int64_t, bool, int64_t row, I begin, I end) { visit(row, begin, end); });
+    Piece<I>(csr, l).for_each(
+        [&](int64_t, bool, int64_t row, I begin, I end) { visit(row, begin, end); });
     return;
   }
   const I* rowptr = static_cast<const I*>(csr.rowptr);

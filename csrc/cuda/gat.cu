@@ -15,8 +15,6 @@ template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, b
           bool EDGES>
 struct GatRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
   using Base = PairTile<T, I, VEC, LANES, HEADS, STRIDED>;
-  using typename Base::Acc;
-  using typename Base::Edge;
   using Base::csr;
   using Base::dropout;
   using Base::kGroup;
@@ -24,6 +22,8 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
   using Base::pairs;
   using Base::slope;
   using Base::tile;
+  using typename Base::Acc;
+  using typename Base::Edge;
   static constexpr int kBlocks = attention_blocks(VEC);
   static constexpr float kSlack = 16;
 
@@ -43,7 +43,8 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
   const Acc* alpha_src;  // at pair_head
 
   __device__ GatRow(const Gat& p, uint32_t threshold, acc_t<T> scale, int tile_index)
-      : Base(p, p.x, p.alpha_edge, threshold, scale, tile_index), p(p),
+      : Base(p, p.x, p.alpha_edge, threshold, scale, tile_index),
+        p(p),
         alpha_src(static_cast<const Acc*>(p.alpha_src) + (pairs ? pair_head : 0)) {}
 
   __device__ Sum empty(int64_t row) const {
@@ -261,8 +262,10 @@ const char* with_row(const Gat& p, const Fn& fn) {
     const auto scale = static_cast<acc_t<T>>(dropout_scale(p.dropout));
     dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads, auto strided) {
       const auto with = [&](auto edges) {
-        if (p.y) fn(std::common_type<GatRow<T, I, vec, lanes, heads, strided, true, edges>>{}, s, scale);
-        else fn(std::common_type<GatRow<T, I, vec, lanes, heads, strided, false, edges>>{}, s, scale);
+        if (p.y)
+          fn(std::common_type<GatRow<T, I, vec, lanes, heads, strided, true, edges>>{}, s, scale);
+        else
+          fn(std::common_type<GatRow<T, I, vec, lanes, heads, strided, false, edges>>{}, s, scale);
       };
       // Without the code for edges, kernels of several heads are faster, but others slower; strided channels of
       // fp16 and bf16 have only these others, for a shorter build.

@@ -83,8 +83,7 @@ struct PairTile {
     }
 #pragma unroll
     for (int u = 0; u < kSteps; ++u) {
-      v[u] = tile.columns.load(
-          reinterpret_cast<const T*>(row_at(features, node[u], row_bytes)));
+      v[u] = tile.columns.load(reinterpret_cast<const T*>(row_at(features, node[u], row_bytes)));
     }
   }
 };

@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     Stat<Acc> stat = {};
     Acc mass_plus = 0, all = 0, plus = 0;
     if (valid && pair.part == 0) {  // before the sums, to wait for both at once
-      const Acc* softmax =
-          static_cast<const Acc*>(p.softmax) + pair.node * 2 * p.heads + pair.head;
+      const Acc* softmax = static_cast<const Acc*>(p.softmax) + pair.node * 2 * p.heads + pair.head;
       stat = {static_cast<const Acc*>(p.alpha_dst)[pair.at], softmax[0], softmax[p.heads], 0};
       mass_plus = static_cast<const Acc*>(p.mass_plus)[pair.at];
     }
@@ -82,8 +81,6 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool SCORES>
 struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
   using Base = PairTile<T, I, VEC, LANES, HEADS, STRIDED>;
-  using typename Base::Acc;
-  using typename Base::Edge;
   using Base::csr;
   using Base::dropout;
   using Base::kGroup;
@@ -94,6 +91,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
   using Base::pairs;
   using Base::slope;
   using Base::tile;
+  using typename Base::Acc;
+  using typename Base::Edge;
   static constexpr int kBlocks = backward_blocks(VEC, LANES, HEADS, SCORES);
   // Pairs whose numbers a thread loads before it waits for them, where it has the registers.
   static constexpr int kAhead = kBlocks > 2 ? 1 : HEADS < 4 ? HEADS : 4;
@@ -120,7 +119,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
   // If a head has several tiles, each writes its part of grad_alpha_src to `partial`.
   __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, void* partial,
                             int tiles_of_head, int tile_index)
-      : Base(p, p.grad, p.alpha_edge, threshold, scale, tile_index), p(p),
+      : Base(p, p.grad, p.alpha_edge, threshold, scale, tile_index),
+        p(p),
         stat(static_cast<const Stat<Acc>*>(p.stat) + (pairs ? pair_head : 0)),
         grad_alpha_src(static_cast<Acc*>(tiles_of_head > 1 ? partial : p.grad_alpha_src)) {
     if (tiles_of_head > 1) grad_alpha_src += tile_index % tiles_of_head * p.csr.num_rows * p.heads;
@@ -313,8 +313,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
 
 // out[k] = sum over parts of partial[part, k]
 template <typename Acc>
-__global__ void __launch_bounds__(kThreads) sum_parts_kernel(const Acc* partial, Acc* out,
-                                                             int64_t count, int64_t parts) {
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_kernel(const Acc* partial, Acc* out, int64_t count, int64_t parts) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (; k < count; k += step) {
@@ -467,7 +467,8 @@ void run_dst(const GatBackward& p, cudaStream_t stream) {
   const bool vectors = takes_vectors<T>(p, p.grad, p.y, p.y_plus);
   dispatch_channels<T, sizeof(T) == 8>(p.channels, vectors, [&](auto lanes, auto strided) {
     const NodeHeadShape s = node_head_shape(p.csr.num_cols, p.heads, lanes);
-    gat_backward_dst_kernel<T, kVec<T>, lanes, strided><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+    gat_backward_dst_kernel<T, kVec<T>, lanes, strided>
+        <<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
   });
 }
 
@@ -475,11 +476,11 @@ template <typename T, typename I>
 void run_edges(const GatBackward& p, int64_t count, uint32_t threshold, acc_t<T> scale,
                cudaStream_t stream) {
   const bool vectors = takes_vectors<T>(p, p.grad, p.x);
-  dispatch_channels<T, sizeof(T) == 8 || sizeof(I) == 8>(p.channels, vectors, [&](auto lanes,
-                                                                                 auto strided) {
-    gat_backward_edge_kernel<T, I, kVec<T>, lanes, strided>
-        <<<blocks_for(count), kThreads, 0, stream>>>(p, threshold, scale);
-  });
+  dispatch_channels<T, sizeof(T) == 8 || sizeof(I) == 8>(
+      p.channels, vectors, [&](auto lanes, auto strided) {
+        gat_backward_edge_kernel<T, I, kVec<T>, lanes, strided>
+            <<<blocks_for(count), kThreads, 0, stream>>>(p, threshold, scale);
+      });
 }
 
 // Writes gradients of the scores of edges in the pass over the sources.
@@ -495,8 +496,12 @@ const char* with_row(const GatBackward& p, const Fn& fn) {
     using I = decltype(index);
     const HeadShape s = shape_of_backward<T, I>(p);
     dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads, auto strided) {
-      if (has_scores(p, s)) fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, strided, true>>{}, s, element, index);
-      else fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, strided, false>>{}, s, element, index);
+      if (has_scores(p, s))
+        fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, strided, true>>{}, s, element,
+           index);
+      else
+        fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, strided, false>>{}, s, element,
+           index);
     });
     return last_error();
   });
@@ -505,7 +510,8 @@ const char* with_row(const GatBackward& p, const Fn& fn) {
 // One sum of grad_alpha_src for each tile of a head.
 int64_t partial_bytes(const GatBackward& p, const HeadShape& s) {
   return s.tiles_of_head > 1
-             ? aligned(s.tiles_of_head * p.csr.num_rows * p.heads * acc_bytes(p.dtype)) : 0;
+             ? aligned(s.tiles_of_head * p.csr.num_rows * p.heads * acc_bytes(p.dtype))
+             : 0;
 }
 
 }  // namespace
@@ -530,8 +536,8 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     if (p.csr.num_cols > 0) run_dst<T>(p, stream);
     if (p.csr.num_rows == 0) return;
     void* of_rows = static_cast<char*>(scratch) + partial_bytes(p, s);
-    launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, threshold, scale, scratch,
-                                              s.tiles_of_head);
+    launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, threshold, scale,
+                                              scratch, s.tiles_of_head);
     if (s.tiles_of_head > 1) {
       const int64_t count = p.csr.num_rows * p.heads;
       sum_parts_kernel<Acc><<<blocks_for(count), kThreads, 0, stream>>>(

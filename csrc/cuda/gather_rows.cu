@@ -72,25 +72,38 @@ __global__ void __launch_bounds__(kThreads) match_degree_kernel(MatchDegree p) {
 template <int BYTES>
 struct WordOf;
 template <>
-struct WordOf<16> { using type = uint4; };
+struct WordOf<16> {
+  using type = uint4;
+};
 template <>
-struct WordOf<8> { using type = uint2; };
+struct WordOf<8> {
+  using type = uint2;
+};
 template <>
-struct WordOf<4> { using type = uint32_t; };
+struct WordOf<4> {
+  using type = uint32_t;
+};
 template <>
-struct WordOf<2> { using type = uint16_t; };
+struct WordOf<2> {
+  using type = uint16_t;
+};
 template <>
-struct WordOf<1> { using type = uint8_t; };
+struct WordOf<1> {
+  using type = uint8_t;
+};
 
 // Rows per group of lanes and narrow words of a row per lane: loads in flight.
 constexpr int kRowsAtOnce = 4;
 template <int BYTES>
-constexpr int kWordsAtOnce = BYTES == 16 ? 1 : BYTES == 8 ? 2 : 4;
+constexpr int kWordsAtOnce = BYTES == 16  ? 1
+                             : BYTES == 8 ? 2
+                                          : 4;
 
 // `lanes` threads, a power of two, copy a row. For a row in host memory, they start below it at a
 // multiple of `granule` bytes: their loads then request whole bus transfers.
 template <int BYTES>
-__global__ void __launch_bounds__(kThreads) gather_rows_kernel(GatherRows p, int lanes, int granule) {
+__global__ void __launch_bounds__(kThreads)
+    gather_rows_kernel(GatherRows p, int lanes, int granule) {
   using Word = typename WordOf<BYTES>::type;
   __shared__ unsigned long long found[3];
   if (threadIdx.x < 3) found[threadIdx.x] = 0;
@@ -99,8 +112,8 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(GatherRows p, int
   const int64_t words = p.row_bytes / BYTES;
   const int64_t step = static_cast<int64_t>(gridDim.x) * groups * kRowsAtOnce;
   int64_t from_x = 0, from_previous = 0, from_cache = 0;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * groups * kRowsAtOnce +
-                       threadIdx.x / lanes;
+  for (int64_t first =
+           static_cast<int64_t>(blockIdx.x) * groups * kRowsAtOnce + threadIdx.x / lanes;
        first < p.num_rows; first += step) {
     const Word* data[kRowsAtOnce];
     int skipped[kRowsAtOnce];  // words below the row's first
@@ -113,8 +126,8 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(GatherRows p, int
       data[r] = reinterpret_cast<const Word*>(source.data);
       skipped[r] = 0;
       if (p.x_on_host && source.from == RowOf::x) {
-        skipped[r] = static_cast<int>(reinterpret_cast<uintptr_t>(source.data) & (granule - 1)) /
-                     BYTES;
+        skipped[r] =
+            static_cast<int>(reinterpret_cast<uintptr_t>(source.data) & (granule - 1)) / BYTES;
         most_skipped = skipped[r] > most_skipped ? skipped[r] : most_skipped;
       }
       from_x += source.from == RowOf::x;
@@ -197,8 +210,8 @@ const char* match_degree(const MatchDegree& p, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   if (p.num_batches == 0) return nullptr;
   if (const char* error = start(p.map, stream)) return error;
-  const cudaError_t error = cudaMemsetAsync(
-      p.count, 0, static_cast<size_t>(p.num_batches * p.num_batches) * 8, stream);
+  const cudaError_t error =
+      cudaMemsetAsync(p.count, 0, static_cast<size_t>(p.num_batches * p.num_batches) * 8, stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   int64_t longest = 0;
   for (int64_t b = 0; b < p.num_batches; ++b) {

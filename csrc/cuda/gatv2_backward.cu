@@ -20,8 +20,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     Pack<Acc, 2> of_softmax = {};
     Acc mean = 0;
     if (valid && pair.part == 0) {  // before the sum, to wait for both at once
-      const Acc* softmax =
-          static_cast<const Acc*>(p.softmax) + pair.node * 2 * p.heads + pair.head;
+      const Acc* softmax = static_cast<const Acc*>(p.softmax) + pair.node * 2 * p.heads + pair.head;
       of_softmax = {softmax[0], softmax[p.heads]};
     }
     if (valid) {
@@ -99,7 +98,10 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
 
   __device__ Gatv2DstRow(const Gatv2Backward& p, uint32_t threshold, acc_t<T> scale, void* att_rows,
                          int tile)
-      : Tile(p, threshold, scale, tile), p(p), csr(p.csr), grad_acc(p.out_acc),
+      : Tile(p, threshold, scale, tile),
+        p(p),
+        csr(p.csr),
+        grad_acc(p.out_acc),
         att_rows(static_cast<Acc*>(att_rows)) {}
 
   __device__ Sum empty(int64_t row) const {
@@ -117,8 +119,8 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
 
   __device__ void add_edge(const Acc (&src)[VEC], Acc logit, Acc dot, uint32_t bits,
                            Sum& sum) const {
-    const Acc dl = exponential(logit - sum.max) *
-                   (this->dropout.factor(bits, this->head) * dot - sum.mean);
+    const Acc dl =
+        exponential(logit - sum.max) * (this->dropout.factor(bits, this->head) * dot - sum.mean);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc s = src[c] + sum.dst[c];
@@ -352,7 +354,8 @@ void with_row(const Gatv2Backward& p, const Fn& fn) {
   const bool vectors = takes_vectors<T>(p, p.x, p.x_dst, p.grad);
   const HeadShape s = head_shape(p, SOURCES ? p.t_csr : p.csr, p.dtype, vectors);
   dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto strided, auto wide) {
-    if constexpr (SOURCES) fn(std::common_type<Gatv2SrcRow<T, I, vec, lanes, heads, strided, wide>>{}, s);
+    if constexpr (SOURCES)
+      fn(std::common_type<Gatv2SrcRow<T, I, vec, lanes, heads, strided, wide>>{}, s);
     else fn(std::common_type<Gatv2DstRow<T, I, vec, lanes, heads, strided, wide>>{}, s);
   });
 }
@@ -394,7 +397,8 @@ const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_)
     if (p.csr.num_rows > 0) {
       p.out_acc ? run_stat<Acc>(p, stream) : run_stat<T>(p, stream);
       with_row<T, I, false>(p, [&](auto row, const Shape& s) {
-        launch_rows<typename decltype(row)::type>(p.csr, s, rest, stream, p, threshold, dropout, scratch);
+        launch_rows<typename decltype(row)::type>(p.csr, s, rest, stream, p, threshold, dropout,
+                                                  scratch);
       });
       sum_columns(static_cast<const Acc*>(scratch), static_cast<Acc*>(p.grad_att), p.csr.num_rows,
                   size, static_cast<Acc*>(rest), stream);

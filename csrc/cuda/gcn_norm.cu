@@ -68,7 +68,8 @@ __device__ inline void add_degree(Degree* degree, const CooEdge& edge, Degree v)
 // In float64: the terms of a hub add up one after another.
 template <typename T, typename I, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads)
-    gcn_degree_kernel(GcnDegree p, std::conditional_t<WEIGHTED, double, int>* sum, int64_t* record) {
+    gcn_degree_kernel(GcnDegree p, std::conditional_t<WEIGHTED, double, int>* sum,
+                      int64_t* record) {
   using Degree = std::conditional_t<WEIGHTED, double, int>;
   using Value = std::conditional_t<WEIGHTED, acc_t<T>, int>;
   const int lane = threadIdx.x & 31;
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(kThreads)
   record_edge<I>(p.coo, record, invalid_edge);
 }
 
-__global__ void __launch_bounds__(kThreads) gcn_round_kernel(const double* sum, float* degree, int64_t n) {
+__global__ void __launch_bounds__(kThreads)
+    gcn_round_kernel(const double* sum, float* degree, int64_t n) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step)
     degree[i] = static_cast<float>(sum[i]);
@@ -255,7 +257,8 @@ __global__ void __launch_bounds__(kThreads) gcn_weight_backward_kernel(GcnWeight
 }  // namespace
 
 int64_t gcn_degree_scratch(const GcnDegree& p) {
-  return p.weighted && p.dtype != DType::f64 ? p.coo.num_dst * static_cast<int64_t>(sizeof(double)) : 0;
+  return p.weighted && p.dtype != DType::f64 ? p.coo.num_dst * static_cast<int64_t>(sizeof(double))
+                                             : 0;
 }
 
 const char* gcn_degree(const GcnDegree& p, void* scratch, void* stream_) {
@@ -272,7 +275,8 @@ const char* gcn_degree(const GcnDegree& p, void* scratch, void* stream_) {
       gcn_init_kernel<<<nodes, kThreads, 0, stream>>>(p, sum);
       gcn_degree_kernel<T, I, true><<<edges, kThreads, 0, stream>>>(p, sum, record);
       if constexpr (rounds)
-        gcn_round_kernel<<<nodes, kThreads, 0, stream>>>(sum, static_cast<float*>(p.degree), p.coo.num_dst);
+        gcn_round_kernel<<<nodes, kThreads, 0, stream>>>(sum, static_cast<float*>(p.degree),
+                                                         p.coo.num_dst);
     } else if constexpr (std::is_same_v<T, float>) {
       int* count = static_cast<int*>(p.degree);
       gcn_init_kernel<<<nodes, kThreads, 0, stream>>>(p, count);

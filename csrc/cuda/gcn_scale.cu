@@ -7,8 +7,8 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int64_t kRowCost = 4;      // cost of a row itself, in edges
-constexpr int kUnroll = 4;           // loads in flight per thread
+constexpr int64_t kRowCost = 4;  // cost of a row itself, in edges
+constexpr int kUnroll = 4;       // loads in flight per thread
 
 template <typename Acc>
 __device__ inline Acc inverse_root(Acc degree) {
@@ -79,8 +79,8 @@ __device__ inline int64_t row_at_cost(const I* rowptr, int64_t num_rows, int64_t
 }
 
 template <typename T, typename I, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<acc_t<T>> parts,
-                                                             int64_t workers) {
+__global__ void __launch_bounds__(kThreads)
+    gcn_scale_kernel(GcnScale p, Parts<acc_t<T>> parts, int64_t workers) {
   using Acc = acc_t<T>;
   const int lane = threadIdx.x % LANES;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
@@ -200,9 +200,8 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<a
 
 // One warp for each row that several workers share.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) gcn_scale_shared_kernel(GcnScale p,
-                                                                    Parts<acc_t<T>> parts,
-                                                                    int64_t workers) {
+__global__ void __launch_bounds__(kThreads)
+    gcn_scale_shared_kernel(GcnScale p, Parts<acc_t<T>> parts, int64_t workers) {
   using Acc = acc_t<T>;
   const int lane = threadIdx.x & 31;
   const int64_t worker = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;

@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kThreads) group_kernel(GroupEdges p) {
 template <typename I>
 __global__ void __launch_bounds__(kThreads) keys_kernel(OrderGroups p, uint16_t* keys, I* numbers) {
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t group = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; group < p.num_groups;
-       group += threads) {
+  for (int64_t group = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       group < p.num_groups; group += threads) {
     keys[group] = order_key<I>(p, group);
     numbers[group] = static_cast<I>(group);
   }
@@ -67,7 +67,8 @@ struct Unordered {
   cudaError_t error;
 
   explicit Unordered(const OrderGroups& p)
-      : of_keys(aligned(p.num_groups * sizeof(uint16_t))), of_numbers(aligned(p.num_groups * sizeof(I))) {
+      : of_keys(aligned(p.num_groups * sizeof(uint16_t))),
+        of_numbers(aligned(p.num_groups * sizeof(I))) {
     size_t bytes = 0;
     error = sort(p, nullptr, bytes, nullptr);
     of_sort = static_cast<int64_t>(bytes);
@@ -80,8 +81,8 @@ struct Unordered {
   cudaError_t sort(const OrderGroups& p, char* scratch, size_t& bytes, cudaStream_t stream) const {
     void* memory = scratch ? scratch + 2 * of_keys + of_numbers : nullptr;
     return cub::DeviceRadixSort::SortPairs(memory, bytes, keys(scratch), keys(scratch + of_keys),
-                                           numbers(scratch), static_cast<I*>(p.order), p.num_groups, 0,
-                                           16, stream);
+                                           numbers(scratch), static_cast<I*>(p.order), p.num_groups,
+                                           0, 16, stream);
   }
 };
 

@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     for (int64_t i = 0; i < p.in; i += VEC) {
       Pack<T, VEC, STRIDED> v[steps];
 #pragma unroll
-      for (int u = 0; u < steps; ++u) v[u] = Columns<VEC, 1, STRIDED>(i, p.in).load(x + u * step * p.in + i);
+      for (int u = 0; u < steps; ++u)
+        v[u] = Columns<VEC, 1, STRIDED>(i, p.in).load(x + u * step * p.in + i);
 #pragma unroll
       for (int k = 0; k < VEC; ++k) {
         if (STRIDED && i + k >= p.in) break;
@@ -189,17 +190,20 @@ ColumnShape shape_of_weight(const HeadMapWeight& p) {
 
 const char* head_map(const HeadMap& p, void* stream) {
   if (p.num_rows == 0 || p.out == 0) return nullptr;
-  if (head_step(p) * acc_bytes(p.dtype) > kSharedBytes) return "a head's block of weight is too large";
+  if (head_step(p) * acc_bytes(p.dtype) > kSharedBytes)
+    return "a head's block of weight is too large";
   return dispatch(p.dtype, false, [&](auto element, auto) -> const char* {
     using T = decltype(element);
     const bool vectors = in_vectors<T>(p.in, p.out, p.x, p.other, p.y);
     const int64_t heads = heads_of_block(p);
     constexpr int kVecs = kHeadVec<T>;
-    const ColumnShape s = column_shape(p.num_rows, heads * ((p.out + kVecs - 1) / kVecs) * kVecs, kVecs);
+    const ColumnShape s =
+        column_shape(p.num_rows, heads * ((p.out + kVecs - 1) / kVecs) * kVecs, kVecs);
     dim3 grid = s.grid();
     grid.z = static_cast<unsigned>((p.heads + heads - 1) / heads);
     const auto bytes = static_cast<size_t>(heads * head_step(p) * acc_bytes(p.dtype));
-    const auto kernel = vectors ? head_map_kernel<T, kVecs, false> : head_map_kernel<T, kVecs, true>;
+    const auto kernel =
+        vectors ? head_map_kernel<T, kVecs, false> : head_map_kernel<T, kVecs, true>;
     kernel<<<grid, kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(p, heads, s.width);
     return last_error();
   });

@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(kThreads) induced_kernel(InducedEdges p) {
     int64_t at = lists ? p.rowptr[node] : 0;
     for (int64_t e0 = begin; e0 < end; e0 += 32) {
       const int64_t e = e0 + lane;
-      const int64_t position =
-          e < end ? find(p.map, column(p.graph, e)) : kNotFound;
+      const int64_t position = e < end ? find(p.map, column(p.graph, e)) : kNotFound;
       const unsigned found = __ballot_sync(kWarpMask, position != kNotFound);
       if (lists && position != kNotFound) {
         const int64_t out = at + __popc(found & ((1u << lane) - 1));
@@ -56,8 +55,7 @@ const char* count_induced(const InducedEdges& p, void* scratch, void* stream) {
   if (error != cudaSuccess) return cudaGetErrorString(error);
   if (p.num_nodes == 0) return nullptr;
   with_index(p.graph.index64, [&](auto index) {
-    induced_kernel<decltype(index), false>
-        <<<some_blocks(p.num_nodes * 32), kThreads, 0, s>>>(p);
+    induced_kernel<decltype(index), false><<<some_blocks(p.num_nodes * 32), kThreads, 0, s>>>(p);
   });
   return run_sum(scratch, count_induced_scratch(p), Counted{p.rowptr}, Summed{p.rowptr},
                  p.num_nodes + 1, stream);

@@ -18,7 +18,8 @@ __device__ inline int64_t graph_of(const int64_t* ptr, int64_t num_graphs, int64
 
 __global__ void __launch_bounds__(kThreads) graph_rows_kernel(GraphRows p) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_rows; k += step) {
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_rows;
+       k += step) {
     write_row(p, graph_of(p.ptr, p.num_graphs, k), k);
   }
 }

@@ -13,7 +13,8 @@ using key_t = std::conditional_t<std::is_same_v<T, double>, unsigned long long, 
 
 __device__ inline uint32_t key_of(float v) {
   const uint32_t bits = __float_as_uint(v + 0.0f);
-  const uint32_t key = bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+  const uint32_t key =
+      bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
   return v == v ? key : 0xffffffffu;
 }
 __device__ inline unsigned long long key_of(double v) {
@@ -134,7 +135,8 @@ struct Selection {
       const Acc other = __shfl_xor_sync(kWarpMask, upper ? sum : squares, 16);
       Acc mine = (upper ? squares : sum) + other;
 #pragma unroll
-      for (int offset = 1; offset < 16; offset <<= 1) mine += __shfl_xor_sync(kWarpMask, mine, offset);
+      for (int offset = 1; offset < 16; offset <<= 1)
+        mine += __shfl_xor_sync(kWarpMask, mine, offset);
       sum = __shfl_sync(kWarpMask, mine, 0);
       squares = __shfl_sync(kWarpMask, mine, 16);
     } else {
@@ -361,8 +363,8 @@ struct Writer {
 };
 
 template <typename T, typename C, int LANES, int ELEMS>
-__global__ void __launch_bounds__(kThreads) maxk_kernel(MaxK p, bool full, Guess guess,
-                                                        Storage<kMostSteps<T>> storage) {
+__global__ void __launch_bounds__(kThreads)
+    maxk_kernel(MaxK p, bool full, Guess guess, Storage<kMostSteps<T>> storage) {
   constexpr int kRows = 32 / LANES;
   extern __shared__ uint16_t shared_codes[];
   __shared__ uint8_t gaps[kWarps][32];
@@ -457,7 +459,8 @@ __global__ void __launch_bounds__(kThreads) maxk_long_kernel(MaxK p) {
 
 // One thread for each group of columns that are equal modulo k.
 template <typename T, typename C>
-__global__ void __launch_bounds__(kThreads) balanced_kernel(MaxK p, Storage<kMostSteps<T>> storage) {
+__global__ void __launch_bounds__(kThreads)
+    balanced_kernel(MaxK p, Storage<kMostSteps<T>> storage) {
   const int64_t total = p.num_rows * p.k, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; at < total;
        at += step) {
@@ -487,8 +490,9 @@ const char* launch_maxk(const MaxK& p, cudaStream_t stream) {
   const bool full = p.dim == LANES * ELEMS && aligned16(p.x);
   const int bytes = kWarps * (32 / LANES) * static_cast<int>(p.k * sizeof(uint16_t));
   // Limits the blocks: each then has rows to prefetch.
-  const unsigned blocks = blocks_for(p.num_rows * LANES), most = 2048;
-  maxk_kernel<T, C, LANES, ELEMS><<<blocks < most ? blocks : most, kThreads, bytes, stream>>>(
+  const unsigned all = blocks_for(p.num_rows * LANES), most = 2048;
+  const unsigned blocks = all < most ? all : most;
+  maxk_kernel<T, C, LANES, ELEMS><<<blocks, kThreads, bytes, stream>>>(
       p, full, guess_of(p.k, p.dim), Storage<kMostSteps<T>>(p.k));
   return last_error();
 }
@@ -502,8 +506,8 @@ const char* maxk(const MaxK& p, void* stream_) {
     using T = decltype(element);
     using C = decltype(column);
     if (p.balanced) {
-      balanced_kernel<T, C><<<blocks_for(p.num_rows * p.k), kThreads, 0, stream>>>(
-          p, Storage<kMostSteps<T>>(p.k));
+      balanced_kernel<T, C>
+          <<<blocks_for(p.num_rows * p.k), kThreads, 0, stream>>>(p, Storage<kMostSteps<T>>(p.k));
       return last_error();
     }
     if constexpr (sizeof(C) == 1) {

@@ -53,11 +53,12 @@ __device__ inline void emit(const SampleHop& p, int64_t e, int64_t node, int64_t
 template <typename I, int LANES>
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleHop p) {
   const int lane = threadIdx.x % LANES;
-  const unsigned mask = LANES == 32 ? kWarpMask
-                                    : ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
+  const unsigned mask =
+      LANES == 32 ? kWarpMask : ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kThreads / LANES);
   const int64_t last = p.last();
-  for (int64_t node = p.first() + (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / LANES;
+  for (int64_t node =
+           p.first() + (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / LANES;
        node < last; node += groups) {
     const int64_t start = p.rowptr[node];
     const int count = static_cast<int>(p.rowptr[node + 1] - start);
@@ -187,9 +188,8 @@ const char* sample_counts(const SampleHop& p, void* scratch, void* stream) {
 
 const char* sample_neighbors(const SampleHop& p, void* stream) {
   if (p.max_nodes == 0 || p.max_edges == 0) return nullptr;
-  with_index(p.graph.index64, [&](auto index) {
-    sample<decltype(index)>(p, static_cast<cudaStream_t>(stream));
-  });
+  with_index(p.graph.index64,
+             [&](auto index) { sample<decltype(index)>(p, static_cast<cudaStream_t>(stream)); });
   return last_error();
 }
 

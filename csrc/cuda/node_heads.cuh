@@ -8,8 +8,8 @@ namespace pyg_fast::cuda {
 // processes as many as are left: blocks of one pair per thread take longer to start than to read it.
 template <int LANES>
 struct NodeHead {
-  int part;      // of the threads of this pair
-  bool active;   // threads in excess repeat pairs of others, whose results they must not write
+  int part;     // of the threads of this pair
+  bool active;  // threads in excess repeat pairs of others, whose results they must not write
   int64_t at, head, node;
   int64_t first;  // of the warp's pairs: its threads exchange sums, so all of them continue
   int64_t step;   // pairs, of `nodes` nodes

@@ -14,9 +14,9 @@ __device__ inline int64_t slot_of(const NodeMap& map, int64_t id) {
     auto* key = reinterpret_cast<long long*>(map.key + slot);
     long long held = *reinterpret_cast<volatile long long*>(key);
     if (adding && held == kEmpty) {
-      held = static_cast<long long>(
-          atomicCAS(reinterpret_cast<unsigned long long*>(key),
-                    static_cast<unsigned long long>(kEmpty), static_cast<unsigned long long>(id)));
+      held = static_cast<long long>(atomicCAS(reinterpret_cast<unsigned long long*>(key),
+                                              static_cast<unsigned long long>(kEmpty),
+                                              static_cast<unsigned long long>(id)));
       if (held == kEmpty) return slot;
     }
     if (held == id) return slot;

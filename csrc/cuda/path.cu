@@ -145,9 +145,11 @@ const char* expand_rows(const ExpandRows& p, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    return launch<T>(p.num_rows, p.dim, p.x, p.out, [&](auto vec, auto strided, unsigned blocks, auto r) {
-      expand_rows_kernel<T, decltype(index), vec, strided><<<blocks, kThreads, 0, stream>>>(p, r);
-    });
+    return launch<T>(p.num_rows, p.dim, p.x, p.out,
+                     [&](auto vec, auto strided, unsigned blocks, auto r) {
+                       expand_rows_kernel<T, decltype(index), vec, strided>
+                           <<<blocks, kThreads, 0, stream>>>(p, r);
+                     });
   });
 }
 
@@ -156,9 +158,11 @@ const char* count_outside(const CountOutside& p, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    return launch<T>(p.num_rows, p.dim, p.x, p.x, [&](auto vec, auto strided, unsigned blocks, auto r) {
-      count_outside_kernel<T, decltype(index), vec, strided><<<blocks, kThreads, 0, stream>>>(p, r);
-    });
+    return launch<T>(p.num_rows, p.dim, p.x, p.x,
+                     [&](auto vec, auto strided, unsigned blocks, auto r) {
+                       count_outside_kernel<T, decltype(index), vec, strided>
+                           <<<blocks, kThreads, 0, stream>>>(p, r);
+                     });
   });
 }
 
@@ -169,10 +173,11 @@ const char* node_dropout(const NodeDropout& p, void* stream_) {
   const double scale = dropout_scale(p.dropout);
   return dispatch(p.dtype, false, [&](auto element, auto) -> const char* {
     using T = decltype(element);
-    return launch<T>(p.num_rows, p.dim, p.x, p.out, [&](auto vec, auto strided, unsigned blocks, auto r) {
-      node_dropout_kernel<T, vec, strided><<<blocks, kThreads, 0, stream>>>(
-          p, r, threshold, static_cast<acc_t<T>>(scale));
-    });
+    return launch<T>(
+        p.num_rows, p.dim, p.x, p.out, [&](auto vec, auto strided, unsigned blocks, auto r) {
+          node_dropout_kernel<T, vec, strided>
+              <<<blocks, kThreads, 0, stream>>>(p, r, threshold, static_cast<acc_t<T>>(scale));
+        });
   });
 }
 

@@ -130,7 +130,8 @@ constexpr int kPartBytes<Row, Sums::registers> = sizeof(typename Row::Part);
 
 // The place of this thread's column of a part.
 template <typename Row>
-__device__ inline typename Row::Part* part_at(const LongRows& l, int64_t slot, int tile, int tiles) {
+__device__ inline typename Row::Part* part_at(const LongRows& l, int64_t slot, int tile,
+                                              int tiles) {
   return static_cast<typename Row::Part*>(l.parts) + (slot * tiles + tile) * Row::kLanes +
          threadIdx.x % Row::kLanes;
 }
@@ -171,8 +172,9 @@ struct Piece {
 #pragma unroll 1
     for (int from = 0; from < 32; from += kWays) {
       if (!__shfl_sync(kWarpMask, is_long, from)) continue;
-      fn(__shfl_sync(kWarpMask, block, from), from / kWays % 2 == 1, __shfl_sync(kWarpMask, row, from),
-         __shfl_sync(kWarpMask, begin, from), __shfl_sync(kWarpMask, end, from));
+      fn(__shfl_sync(kWarpMask, block, from), from / kWays % 2 == 1,
+         __shfl_sync(kWarpMask, row, from), __shfl_sync(kWarpMask, begin, from),
+         __shfl_sync(kWarpMask, end, from));
     }
   }
 };
@@ -205,16 +207,20 @@ __device__ inline void process_long_rows(const Csr& csr, const Shape& s, const L
 }
 
 template <typename Row>
-__device__ inline void process_short_rows(const Csr& csr, const Shape& s, const LongRows& l, Row& kernel) {
+__device__ inline void process_short_rows(const Csr& csr, const Shape& s, const LongRows& l,
+                                          Row& kernel) {
   using I = typename Row::Index;
   using Edge = typename Row::Edge;
   using Sum = typename Row::Sum;
   __shared__ int next_row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   // Computed again for each row: a thread has few registers left.
-  const auto first_row = [&] { return (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows; };
+  const auto first_row = [&] {
+    return (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
+  };
   const int rows = csr.num_rows - first_row() < s.block_rows
-                       ? static_cast<int>(csr.num_rows - first_row()) : s.block_rows;
+                       ? static_cast<int>(csr.num_rows - first_row())
+                       : s.block_rows;
   const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row();
   __syncthreads();  // warps may still read the previous tile
   if (threadIdx.x == 0) next_row = kWarps;
@@ -250,7 +256,8 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
       }
       if (row_begin == row_end) open(following);
       kernel.reduce(sum);
-      asm("" : "+r"(row));  // finish() computes its addresses: kept from empty(), they would be spilled
+      // finish() computes its addresses: kept from empty(), they would be spilled.
+      asm("" : "+r"(row));
       if (lane < Row::kLanes) kernel.finish(first_row() + row, row_end - row_begin, sum);
     }
     row = following;
@@ -282,9 +289,9 @@ constexpr int kMostMergedInTurn = 128;
 // `thread`. part(k) returns this thread's column of the k-th part. The order is a tree: no thread merges
 // many parts one by one. The first kLanes threads get the result; `shared` has a place for each thread.
 template <typename Row, typename Parts, typename Sync>
-__device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t count, const Parts& part,
-                                                 typename Row::Part* shared, int thread, int threads,
-                                                 const Sync& sync) {
+__device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t count,
+                                                 const Parts& part, typename Row::Part* shared,
+                                                 int thread, int threads, const Sync& sync) {
   using Part = typename Row::Part;
   constexpr int kLanes = Row::kLanes;
   constexpr int kAhead = sizeof(Part) <= 16 ? 8 : sizeof(Part) <= 40 ? 4 : 2;  // loads in flight
@@ -293,7 +300,8 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
   const int64_t end = begin + share < count ? begin + share : count;
   if (begin < end) {
     Part total;
-    const int64_t turn = share > kMergedInTurn * kMostMergedInTurn ? kMostMergedInTurn : kMergedInTurn;
+    const int64_t turn =
+        share > kMergedInTurn * kMostMergedInTurn ? kMostMergedInTurn : kMergedInTurn;
     for (int64_t first = begin; first < end; first += turn) {
       const int64_t last = first + turn < end ? first + turn : end;
       Part sum = part(first);
@@ -353,7 +361,8 @@ struct Places {
 template <typename Row, typename Rows, typename... Args>
 __device__ inline void merge_ranges(const Shape& s, const Rows& long_rows, const Args&... args) {
   __shared__ double2 shared[(kThreads * kPartBytes<Row> + 15) / 16];
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kPartsOfRange, last = first + kPartsOfRange;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kPartsOfRange,
+                last = first + kPartsOfRange;
   const int64_t before = long_rows.row_across(first), after = long_rows.row_across(last);
   for (const bool begins : {false, true}) {  // A range has at most two such rows.
     const int64_t of = begins ? after : before;
@@ -364,8 +373,9 @@ __device__ inline void merge_ranges(const Shape& s, const Rows& long_rows, const
     for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
       Row kernel(args..., tile);
       const auto part = [&](int64_t n) { return long_rows.part(kernel, all, begin + n, tile); };
-      const auto sum = merge_parts(kernel, end - begin, part, reinterpret_cast<typename Row::Part*>(shared),
-                                   static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
+      const auto sum =
+          merge_parts(kernel, end - begin, part, reinterpret_cast<typename Row::Part*>(shared),
+                      static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
       if (threadIdx.x < Row::kLanes) long_rows.keep(kernel, all, begin, tile, sum);
     }
   }
@@ -398,16 +408,19 @@ __device__ inline void merge_long_rows(const Csr& csr, const Shape& s, const Row
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     Row kernel(args..., tile);
-    const auto finish = [&](int64_t row, const auto& parts, int thread, int threads, const auto& sync) {
+    const auto finish = [&](int64_t row, const auto& parts, int thread, int threads,
+                            const auto& sync) {
       const int64_t degree = rowptr[row + 1] - rowptr[row];
       auto sum = kernel.empty(row);
       if constexpr (Row::kSums == Sums::registers) {
         using Part = typename Row::Part;
         Part* const shared = reinterpret_cast<Part*>(places) + (threadIdx.x - thread);
-        static_cast<Part&>(sum) = merge_parts(kernel, parts.count, parts, shared, thread, threads, sync);
+        static_cast<Part&>(sum) =
+            merge_parts(kernel, parts.count, parts, shared, thread, threads, sync);
         if (thread < Row::kLanes) kernel.finish(row, degree, sum);
       } else {
-        const int64_t share = (parts.count * 32 + threads - 1) / threads, begin = thread / 32 * share;
+        const int64_t share = (parts.count * 32 + threads - 1) / threads,
+                      begin = thread / 32 * share;
         kernel.add_parts(parts, begin, begin + share < parts.count ? begin + share : parts.count);
         sync();
         if (threads == 32) kernel.finish(row, degree, sum);
@@ -444,7 +457,9 @@ struct Parts {
 
   __device__ Parts(const Rows& long_rows, const Row& kernel, int tile, const Places& places)
       : long_rows(long_rows), kernel(kernel), tile(tile), places(places), count(places.count()) {}
-  __device__ auto operator()(int64_t n) const { return long_rows.part(kernel, places, places[n], tile); }
+  __device__ auto operator()(int64_t n) const {
+    return long_rows.part(kernel, places, places[n], tile);
+  }
 };
 
 // The long rows by the blocks of edges in which they begin.
@@ -456,10 +471,14 @@ struct LongRowsOfBlocks {
   int64_t count;
 
   __device__ LongRowsOfBlocks(const Csr& csr, const Shape& s, const LongRows& l)
-      : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)), l(l), tiles(s.tiles),
+      : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)),
+        l(l),
+        tiles(s.tiles),
         count(l.blocks) {}
   __device__ int64_t row(int64_t k) const { return l.row[l.slot(k, true)]; }
-  __device__ int64_t row_across(int64_t k) const { return k < l.blocks ? l.row[l.slot(k, false)] : -1; }
+  __device__ int64_t row_across(int64_t k) const {
+    return k < l.blocks ? l.row[l.slot(k, false)] : -1;
+  }
   __device__ Places places(int64_t row) const {
     const int64_t begin = rowptr[row] / l.size, end = (rowptr[row + 1] - 1) / l.size + 1;
     return {begin, end, Row::kSums == Sums::registers && end - begin > kMostOfBlock};
@@ -479,15 +498,16 @@ struct LongRowsOfBlocks {
 };
 
 template <typename Row, typename... Args>
-__global__ void __launch_bounds__(kThreads) merge_ranges_kernel(Csr csr, Shape s, LongRows l, Args... args) {
+__global__ void __launch_bounds__(kThreads)
+    merge_ranges_kernel(Csr csr, Shape s, LongRows l, Args... args) {
   allow_next_kernel();
   wait_for_previous_kernel();
   merge_ranges<Row>(s, LongRowsOfBlocks<Row>(csr, s, l), args...);
 }
 
 template <typename Row, typename... Args>
-__global__ void __launch_bounds__(kThreads) merge_long_rows_kernel(Csr csr, Shape s, LongRows l,
-                                                                   Args... args) {
+__global__ void __launch_bounds__(kThreads)
+    merge_long_rows_kernel(Csr csr, Shape s, LongRows l, Args... args) {
   wait_for_previous_kernel();
   merge_long_rows<Row, kBlocksToMerge>(csr, s, LongRowsOfBlocks<Row>(csr, s, l), args...);
 }
@@ -500,11 +520,12 @@ void launch_merge(const Csr& csr, const Shape& s, const LongRows& l, unsigned ti
   if constexpr (Row::kSums == Sums::registers) {
     if (l.blocks > kMostOfBlock) {
       const auto ranges = static_cast<unsigned>((l.blocks + kPartsOfRange - 1) / kPartsOfRange);
-      launch_early(merge_ranges_kernel<Row, Args...>, dim3(ranges, tiles), 0, stream, csr, s, l, args...);
+      launch_early(merge_ranges_kernel<Row, Args...>, dim3(ranges, tiles), 0, stream, csr, s, l,
+                   args...);
     }
   }
-  launch_early(merge_long_rows_kernel<Row, Args...>, dim3(merge_grid(l), tiles), shared, stream, csr, s, l,
-               args...);
+  launch_early(merge_long_rows_kernel<Row, Args...>, dim3(merge_grid(l), tiles), shared, stream,
+               csr, s, l, args...);
 }
 
 // Bytes of a row's part, with all tiles.
@@ -558,7 +579,8 @@ void launch_rows(const Csr& csr, const Shape& s, LongRows l, size_t shared, cuda
   }
 }
 template <typename Row, typename... Args>
-void launch_rows(const Csr& csr, const Shape& s, void* scratch, cudaStream_t stream, const Args&... args) {
+void launch_rows(const Csr& csr, const Shape& s, void* scratch, cudaStream_t stream,
+                 const Args&... args) {
   launch_rows<Row>(csr, s, LongRows(csr).in(scratch), 0, stream, args...);
 }
 

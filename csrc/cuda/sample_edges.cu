@@ -8,8 +8,8 @@ namespace pyg_fast::cuda {
 namespace {
 
 template <typename I>
-__global__ void __launch_bounds__(kThreads) sample_edges_kernel(SampleEdges p,
-                                                                const RowSample<I>* table) {
+__global__ void __launch_bounds__(kThreads)
+    sample_edges_kernel(SampleEdges p, const RowSample<I>* table) {
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
   const I* begins = static_cast<const I*>(p.rowptr);
   const I* perm = static_cast<const I*>(p.csr.perm);
@@ -191,18 +191,16 @@ const char* transpose(const SampleTransposed& p, void* scratch, cudaStream_t str
     rows.rowptr = p.rowptr;
     rows.num_rows = p.csr.num_cols;
     const RowSample<I>* table = row_samples<I>(rows, p.sampling, memory, stream);
-    mark_taken_kernel<I>
-        <<<blocks_for(rows.num_rows * 32), kThreads, 0, stream>>>(p, table, taken);
+    mark_taken_kernel<I><<<blocks_for(rows.num_rows * 32), kThreads, 0, stream>>>(p, table, taken);
   }
   taken_words_kernel<I><<<blocks_for(layout.num_words * 8), kThreads, 0, stream>>>(
       p, taken, words, counts, layout.num_words);
   error = cub::DeviceScan::ExclusiveSum(memory + layout.scan, layout.scan_bytes, counts, counts,
                                         layout.num_words, stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  taken_rowptr_kernel<I>
-      <<<blocks_for(p.csr.num_rows + 1), kThreads, 0, stream>>>(p, words, counts);
-  gather_taken_kernel<I><<<blocks_for(layout.num_words), kThreads, 0, stream>>>(
-      p, words, counts, layout.num_words);
+  taken_rowptr_kernel<I><<<blocks_for(p.csr.num_rows + 1), kThreads, 0, stream>>>(p, words, counts);
+  gather_taken_kernel<I>
+      <<<blocks_for(layout.num_words), kThreads, 0, stream>>>(p, words, counts, layout.num_words);
   return last_error();
 }
 

@@ -129,8 +129,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 // A pass over x pays if each row is read many times. Not for fp16 and bf16, which would round.
 bool wants_scaled_rows(const SampledSpmm& p) {
   const int64_t edges = most_edges(p.csr, p.sampling);
-  return p.col_scale && !p.value && !p.quantized && (p.dtype == DType::f32 || p.dtype == DType::f64) &&
-         edges >= 12 * p.csr.num_cols && edges >= (1 << 20);
+  return p.col_scale && !p.value && !p.quantized &&
+         (p.dtype == DType::f32 || p.dtype == DType::f64) && edges >= 12 * p.csr.num_cols &&
+         edges >= (1 << 20);
 }
 
 template <typename T, typename I>
@@ -178,7 +179,8 @@ int64_t sampling_scratch(const Csr& csr, const Sampling& s) {
 
 int64_t sampled_spmm_scratch(const SampledSpmm& p) {
   const int64_t table = sampling_scratch(p.csr, p.sampling);
-  return wants_scaled_rows(p) ? aligned(table) + p.csr.num_cols * p.dim * acc_bytes(p.dtype) : table;
+  return wants_scaled_rows(p) ? aligned(table) + p.csr.num_cols * p.dim * acc_bytes(p.dtype)
+                              : table;
 }
 
 const char* sampled_spmm(const SampledSpmm& p, void* scratch, void* stream_) {

@@ -11,16 +11,15 @@ inline bool needs_table(const Sampling& s) {
 
 // One thread per row computes the expensive coprime, once.
 template <typename I>
-__global__ void __launch_bounds__(kThreads) row_samples_kernel(Csr csr, Sampling s,
-                                                               RowSample<I>* out) {
+__global__ void __launch_bounds__(kThreads)
+    row_samples_kernel(Csr csr, Sampling s, RowSample<I>* out) {
   const I* rowptr = static_cast<const I*>(csr.rowptr);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (; row < csr.num_rows; row += step) {
     const I degree = rowptr[row + 1] - rowptr[row];
-    out[row] = degree > static_cast<I>(s.num_samples)
-                   ? row_sample<I>(s, row, degree)
-                   : RowSample<I>{0, 1};
+    out[row] =
+        degree > static_cast<I>(s.num_samples) ? row_sample<I>(s, row, degree) : RowSample<I>{0, 1};
   }
 }
 
@@ -29,8 +28,7 @@ const RowSample<I>* row_samples(const Csr& csr, const Sampling& s, void* scratch
                                 cudaStream_t stream) {
   if (!needs_table(s)) return nullptr;
   auto* table = static_cast<RowSample<I>*>(scratch);
-  row_samples_kernel<I>
-      <<<blocks_for(csr.num_rows), kThreads, 0, stream>>>(csr, s, table);
+  row_samples_kernel<I><<<blocks_for(csr.num_rows), kThreads, 0, stream>>>(csr, s, table);
   return table;
 }
 

@@ -6,10 +6,11 @@ namespace pyg_fast::cuda {
 
 // out[i] = scale[i] * x[i]
 template <typename T>
-__global__ void __launch_bounds__(kThreads) scale_rows_kernel(const T* x, const T* scale, T* out,
-                                                              int64_t rows, int64_t dim) {
+__global__ void __launch_bounds__(kThreads)
+    scale_rows_kernel(const T* x, const T* scale, T* out, int64_t rows, int64_t dim) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; i < rows; i += step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; i < rows;
+       i += step) {
     const T factor = scale[i];
     for (int64_t c = threadIdx.x & 31; c < dim; c += 32) out[i * dim + c] = x[i * dim + c] * factor;
   }
@@ -23,11 +24,12 @@ void scale_rows(const T* x, const T* scale, T* out, int64_t rows, int64_t dim,
 
 // out[e] = value[perm[e]]
 template <typename T, typename I>
-__global__ void __launch_bounds__(kThreads) order_values_kernel(const void* value, bool value_acc,
-                                                                const I* perm, acc_t<T>* out,
-                                                                int64_t num_edges) {
+__global__ void __launch_bounds__(kThreads)
+    order_values_kernel(const void* value, bool value_acc, const I* perm, acc_t<T>* out,
+                        int64_t num_edges) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; e < num_edges; e += step) {
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; e < num_edges;
+       e += step) {
     const I v = load_once(perm + e);
     out[e] = value_acc ? static_cast<const acc_t<T>*>(value)[v]
                        : to_acc(static_cast<const T*>(value)[v]);

@@ -54,8 +54,7 @@ const char* sddmm(const Sddmm& p, void* stream_) {
     const unsigned grid = grid_for(p.csr, l);
     if (p.dim % kVec<T> == 0 && aligned16(p.a) && aligned16(p.b))
       sddmm_kernel<T, I, kVec<T>, 8, false><<<grid, kThreads, 0, stream>>>(p, l);
-    else
-      sddmm_kernel<T, I, kStridedVec<T>, 8, true><<<grid, kThreads, 0, stream>>>(p, l);
+    else sddmm_kernel<T, I, kStridedVec<T>, 8, true><<<grid, kThreads, 0, stream>>>(p, l);
     return last_error();
   });
 }

@@ -10,7 +10,9 @@ template <typename T, typename I>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kShortBlocks = 4;  // the most of 7.5; code for 8.0 takes more registers
 #else
-constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) == 4 ? 6 : 5;
+constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4
+                             : sizeof(T) == 4                 ? 6
+                                                              : 5;
 #endif
 
 // For rows of few edges and up to kNarrow vectors. A warp takes up to 32 rows and reads their pointers,
@@ -19,7 +21,8 @@ constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) ==
 template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 struct ShortRows {
   static constexpr int kEdges = 128, kTeams = 32 / LANES;
-  static constexpr int kSteps = 4;  // loads of features in flight per thread, in rows of as many edges
+  static constexpr int kSteps =
+      4;  // loads of features in flight per thread, in rows of as many edges
   using Row = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES>;
   using Acc = typename Row::Acc;
   using Sum = typename Row::Sum;
@@ -165,7 +168,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (blockIdx.x < l.grid()) return process_long_rows<Row>(p.csr, s, l, p, x_self);
   const int64_t first_row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
   const int rows = p.csr.num_rows - first_row < s.block_rows
-                       ? static_cast<int>(p.csr.num_rows - first_row) : s.block_rows;
+                       ? static_cast<int>(p.csr.num_rows - first_row)
+                       : s.block_rows;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr) + first_row;
   const int lane = threadIdx.x % LANES;
   const Row kernel(p, x_self, 0);
@@ -267,7 +271,8 @@ void with_row(const Spmm& p, bool vectors, const Fn& fn) {
   const Shape s = shape_of<T>(p.csr, p.dim, vectors);
   dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
     if constexpr (sizeof(I) == 4) {
-      if (!is_weighted(p)) return fn(std::common_type<SpmmRow<T, I, vec, lanes, strided, false>>{}, s);
+      if (!is_weighted(p))
+        return fn(std::common_type<SpmmRow<T, I, vec, lanes, strided, false>>{}, s);
     }
     fn(std::common_type<SpmmRow<T, I, vec, lanes, strided, true>>{}, s);
   });
@@ -280,7 +285,8 @@ int64_t short_rows_scratch(const Spmm& p, bool vectors) {
   dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     with_short_rows<T, decltype(index)>(p, vectors, [&](auto vec, auto lanes, auto, int tiles) {
-      bytes = long_rows_of(p).bytes(int64_t{tiles} * lanes * vec * static_cast<int64_t>(sizeof(acc_t<T>)));
+      bytes = long_rows_of(p).bytes(int64_t{tiles} * lanes * vec *
+                                    static_cast<int64_t>(sizeof(acc_t<T>)));
     });
     return nullptr;
   });

@@ -34,14 +34,17 @@ struct SpmmRow {
 
   const Spmm& p;
   const void* x_self;  // x before any prologue
-  const char* x;  // at this thread's column
+  const char* x;       // at this thread's column
   uint32_t row_bytes;
   int64_t column;  // the first of this thread
   bool active;
   OfThread columns;
 
   __device__ SpmmRow(const Spmm& p, const void* x_self, int tile)
-      : p(p), x_self(x_self), column(OfThread::first(tile, threadIdx.x % LANES)), columns(column, p.dim) {
+      : p(p),
+        x_self(x_self),
+        column(OfThread::first(tile, threadIdx.x % LANES)),
+        columns(column, p.dim) {
     active = column < p.dim;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
     // Threads past the last column read the first column and write nothing.
@@ -113,8 +116,7 @@ struct SpmmRow {
 #pragma unroll
     for (int offset = LANES; offset < TEAM; offset <<= 1) {
 #pragma unroll
-      for (int c = 0; c < VEC; ++c)
-        sum.data[c] += __shfl_xor_sync(kWarpMask, sum.data[c], offset);
+      for (int c = 0; c < VEC; ++c) sum.data[c] += __shfl_xor_sync(kWarpMask, sum.data[c], offset);
     }
   }
 
@@ -201,7 +203,8 @@ constexpr int kNarrow = 16;
 // With one warp per row, short rows mostly cause waiting. A sampled mini-batch has such rows: most of its
 // nodes have no edges. A kernel of their own, in spmm.cu, stores rows of the result as 32-bit numbers.
 inline bool has_short_rows(const Spmm& p, bool vectors) {
-  const bool has_kernel = vectors || (p.dtype != DType::f64 && !p.csr.index64);  // rare ones have none
+  const bool has_kernel =
+      vectors || (p.dtype != DType::f64 && !p.csr.index64);  // rare ones have none
   return has_kernel && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows &&
          p.num_out < (int64_t{1} << 31);
 }

@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_init_kernel(SpmmCoo p, Tota
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const Total* sum, T* out,
-                                                                 int64_t total) {
+__global__ void __launch_bounds__(kThreads)
+    spmm_coo_round_kernel(const Total* sum, T* out, int64_t total) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
     out[k] = from_acc<T>(static_cast<acc_t<T>>(sum[k]));
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const Total* s
 // A warp reads `chunk` edges at once. Each of its slots of LANES threads takes consecutive edges and adds
 // to memory when the destination changes, which is rare in sorted lists.
 template <typename T, typename I, int VEC, int LANES, bool STRIDED>
-__global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* out, int chunk,
-                                                           int tiles, int64_t* record) {
+__global__ void __launch_bounds__(kThreads)
+    spmm_coo_kernel(SpmmCoo p, Total* out, int chunk, int tiles, int64_t* record) {
   using Acc = acc_t<T>;
   using OfThread = Columns<VEC, LANES, STRIDED>;
   constexpr int kSlots = 32 / LANES;
@@ -180,8 +180,7 @@ const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
     // Without columns the kernel adds nothing, but still checks the edges.
     if (p.coo.num_edges > 0 && (total > 0 || p.invalid || p.report)) {
       int64_t* const record = p.report ? error_record() : nullptr;
-      const bool vectors =
-          p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x);
+      const bool vectors = p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x);
       Csr like;  // for its number of edges
       like.num_edges = p.coo.num_edges;
       const Shape s = shape_of<T>(like, p.dim > 0 ? p.dim : 1, vectors);

@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   constexpr int kTeam = Row::kTeam, kTeams = kThreads / kTeam;
   const int team = threadIdx.x / kTeam, lane = threadIdx.x % kTeam;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * s.block_rows;
-  const int groups = g.num_groups - first < s.block_rows ? static_cast<int>(g.num_groups - first)
-                                                         : s.block_rows;
+  const int groups =
+      g.num_groups - first < s.block_rows ? static_cast<int>(g.num_groups - first) : s.block_rows;
   const I* order = static_cast<const I*>(g.order);
   const I* ptr = static_cast<const I*>(g.ptr);
   allow_next_kernel();
@@ -206,14 +206,17 @@ struct LongRowsOfGroups {
     return part;
   }
   template <typename Part>
-  __device__ void keep(const Row& kernel, const Places&, int64_t group, int, const Part& sum) const {
-    if (kernel.active) pyg_fast::cuda::keep(kernel.columns, partial + group * dim + kernel.column, sum);
+  __device__ void keep(const Row& kernel, const Places&, int64_t group, int,
+                       const Part& sum) const {
+    if (kernel.active)
+      pyg_fast::cuda::keep(kernel.columns, partial + group * dim + kernel.column, sum);
   }
 };
 
 template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    merge_ranges_of_groups_kernel(Spmm p, const void* x_self, Groups g, typename Row::Acc* partial, Shape s) {
+    merge_ranges_of_groups_kernel(Spmm p, const void* x_self, Groups g, typename Row::Acc* partial,
+                                  Shape s) {
   allow_next_kernel();
   wait_for_previous_kernel();
   merge_ranges<Row>(s, LongRowsOfGroups<Row>(g, partial, p.dim, true), p, x_self);
@@ -221,18 +224,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    merge_groups_kernel(Spmm p, const void* x_self, Groups g, typename Row::Acc* partial, Shape s, bool ranges) {
+    merge_groups_kernel(Spmm p, const void* x_self, Groups g, typename Row::Acc* partial, Shape s,
+                        bool ranges) {
   wait_for_previous_kernel();
-  merge_long_rows<Row, kWarps>(p.csr, s, LongRowsOfGroups<Row>(g, partial, p.dim, ranges), p, x_self);
+  merge_long_rows<Row, kWarps>(p.csr, s, LongRowsOfGroups<Row>(g, partial, p.dim, ranges), p,
+                               x_self);
 }
 
 // The same if atomic additions have produced one sum per row.
 template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    finish_long_rows_kernel(Spmm p, const void* x_self, Groups g, const typename Row::Acc* partial, Shape s) {
+    finish_long_rows_kernel(Spmm p, const void* x_self, Groups g, const typename Row::Acc* partial,
+                            Shape s) {
   using I = typename Row::Index;
   wait_for_previous_kernel();
-  const int64_t k = static_cast<int64_t>(blockIdx.x) * (kThreads / Row::kLanes) + threadIdx.x / Row::kLanes;
+  const int64_t k =
+      static_cast<int64_t>(blockIdx.x) * (kThreads / Row::kLanes) + threadIdx.x / Row::kLanes;
   if (k >= g.num_long) return;
   const int64_t of = static_cast<const I*>(g.long_row)[k];
   const I* rowptr = static_cast<const I*>(p.csr.rowptr) + of;
@@ -262,7 +269,8 @@ template <typename T>
 bool has_shortest_rows(const Spmm& p, bool vectors) {
   const int vec = vectors ? kVec<T> : kStridedVec<T>;
   const int64_t most = p.csr.num_rows >= (1 << 20) ? 8 : 2 * p.dim > kNarrow * vec ? 3 : 2;
-  return has_short_rows(p, vectors) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
+  return has_short_rows(p, vectors) && p.csr.num_edges <= most * p.csr.num_rows &&
+         p.dim <= kNarrow * vec;
 }
 
 // Whether no row is so long that one block, which sums it if groups do not divide it, would determine the
@@ -313,8 +321,8 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         Shape of_groups = s;
         of_groups.tiles = static_cast<int>((p.dim + vec * Row::kLanes - 1) / (vec * Row::kLanes));
         of_groups.block_rows = kThreads / Row::kTeam;
-        for (int turns = 1; turns < kMostInTurn &&
-                            g.num_groups * of_groups.tiles / of_groups.block_rows >= 2400;
+        for (int turns = 1;
+             turns < kMostInTurn && g.num_groups * of_groups.tiles / of_groups.block_rows >= 2400;
              turns *= 2)
           of_groups.block_rows *= 2;
         spmm_groups_kernel<Row, T, I, vec><<<of_groups.grid(g.num_groups), kThreads, 0, stream>>>(
@@ -327,7 +335,8 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         [[maybe_unused]] const auto slots = [&](auto edge_lanes, auto team) {
           Groups as_they_are = g;
           as_they_are.order = nullptr;
-          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, strided, weighted, team>>{}, as_they_are);
+          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, strided, weighted, team>>{},
+                 as_they_are);
         };
         using Two = std::integral_constant<int, 2>;
         using Eight = std::integral_constant<int, 8>;
@@ -357,18 +366,20 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
       using Row = SpmmRow<T, I, vec, lanes, strided, false>;
       auto* sums = static_cast<acc_t<T>*>(scratch);
       const auto grid = [&](int64_t count, int of_block) {
-        return dim3(static_cast<unsigned>((count + of_block - 1) / of_block), s.tiles < 65535 ? s.tiles : 65535);
+        return dim3(static_cast<unsigned>((count + of_block - 1) / of_block),
+                    s.tiles < 65535 ? s.tiles : 65535);
       };
       if (g.atomic) {
-        return launch_early(finish_long_rows_kernel<Row>, grid(g.num_long, kThreads / lanes), 0, stream, p,
-                            p_in.x, g, sums, s);
+        return launch_early(finish_long_rows_kernel<Row>, grid(g.num_long, kThreads / lanes), 0,
+                            stream, p, p_in.x, g, sums, s);
       }
       const bool ranges = g.most_groups > kMostOfBlock;
       if (ranges) {
-        launch_early(merge_ranges_of_groups_kernel<Row>, grid(g.num_partials, kPartsOfRange), 0, stream, p,
-                     p_in.x, g, sums, s);
+        launch_early(merge_ranges_of_groups_kernel<Row>, grid(g.num_partials, kPartsOfRange), 0,
+                     stream, p, p_in.x, g, sums, s);
       }
-      launch_early(merge_groups_kernel<Row>, grid(g.num_long, kWarps), 0, stream, p, p_in.x, g, sums, s, ranges);
+      launch_early(merge_groups_kernel<Row>, grid(g.num_long, kWarps), 0, stream, p, p_in.x, g,
+                   sums, s, ranges);
     });
     return last_error();
   });

@@ -157,10 +157,12 @@ struct Hubs {
 
 // Marks the sources of more than `longest` edges, whose rows of the transpose are as long.
 template <typename I>
-__global__ void __launch_bounds__(kThreads) mark_hubs_kernel(Csr transposed, int64_t longest, Hubs* hubs) {
+__global__ void __launch_bounds__(kThreads)
+    mark_hubs_kernel(Csr transposed, int64_t longest, Hubs* hubs) {
   const I* rowptr = static_cast<const I*>(transposed.rowptr);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < transposed.num_rows; k += step) {
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       k < transposed.num_rows; k += step) {
     if (rowptr[k + 1] - rowptr[k] <= longest) continue;
     const uint32_t place = Hubs::place(k);
     atomicOr(&hubs->bits[place / 32], 1u << place % 32);
@@ -174,7 +176,8 @@ constexpr int kRowsInTurn = 8;
 // leaves out sources of more than `longest` edges: all threads would wait for the same memory.
 template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads)
-    backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum, const Hubs* hubs, Csr transposed, int64_t longest) {
+    backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum, const Hubs* hubs, Csr transposed,
+                      int64_t longest) {
   __shared__ uint32_t bits[Hubs::kWords];
   bool has_hubs = false;
   if (hubs) {
@@ -195,7 +198,8 @@ __global__ void __launch_bounds__(kThreads)
   const T* value = static_cast<const T*>(p.value);
   const int64_t total = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step) {
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total;
+       k += step) {
     const int64_t column = k % p.dim, first = k / p.dim * kRowsInTurn;
     I e[kRowsInTurn];
     acc_t<T> g[kRowsInTurn];
@@ -255,8 +259,8 @@ struct WonRow {
   };
   using Part = Sum;
   struct Edge {
-    Col row = 0;   // the destination
-    I edge = 0;    // the edge's position there, or its number
+    Col row = 0;  // the destination
+    I edge = 0;   // the edge's position there, or its number
     Acc weight = 1;
 
     __device__ void load(const WonRow& of, I e, I end) {
@@ -277,8 +281,11 @@ struct WonRow {
   bool active;
 
   __device__ WonRow(const SpmmMaxBackwardX& p, const Csr& transposed, int tile)
-      : p(p), transposed(transposed), column(OfThread::first(tile, threadIdx.x % LANES)),
-        columns(column, p.dim), active(column < p.dim) {}
+      : p(p),
+        transposed(transposed),
+        column(OfThread::first(tile, threadIdx.x % LANES)),
+        columns(column, p.dim),
+        active(column < p.dim) {}
 
   __device__ Sum empty(int64_t) const { return Sum{}; }
 
@@ -368,11 +375,12 @@ void dispatch_won_row(const Shape& s, bool numbers, const Fn& fn) {
 }
 
 template <typename Fn>
-const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, bool numbers, const Fn& fn) {
+const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, bool numbers,
+                         const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    const bool vectors = !numbers && p.dim % kVec<T> == 0 && aligned16(p.grad) && aligned16(p.arg) &&
-                         aligned16(p.grad_x);
+    const bool vectors = !numbers && p.dim % kVec<T> == 0 && aligned16(p.grad) &&
+                         aligned16(p.arg) && aligned16(p.grad_x);
     dispatch_won_row<T, decltype(index)>(shape_of<T>(transposed, p.dim, vectors), numbers, fn);
     return last_error();
   });
@@ -438,23 +446,27 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, const Csr* transposed
     const cudaError_t error = cudaMemsetAsync(hubs, 0, sizeof(Hubs), stream);
     if (error != cudaSuccess) return cudaGetErrorString(error);
   }
-  const char* failed = dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
-    using T = decltype(element);
-    using I = decltype(index);
-    using Acc = acc_t<T>;
-    constexpr bool half = !std::is_same_v<T, Acc>;
-    Acc* sum = static_cast<Acc*>(half ? scratch : p.grad_x);
-    const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
-    if (error != cudaSuccess) return cudaGetErrorString(error);
-    if (gathers)
-      mark_hubs_kernel<I><<<blocks_for(of_hubs.num_rows), kThreads, 0, stream>>>(of_hubs, longest, hubs);
-    const int64_t threads = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
-    if (threads > 0)
-      backward_x_kernel<T, I><<<blocks_for(threads), kThreads, 0, stream>>>(p, sum, hubs, of_hubs, longest);
-    if constexpr (half)
-      round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
-    return last_error();
-  });
+  const char* failed =
+      dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+        using T = decltype(element);
+        using I = decltype(index);
+        using Acc = acc_t<T>;
+        constexpr bool half = !std::is_same_v<T, Acc>;
+        Acc* sum = static_cast<Acc*>(half ? scratch : p.grad_x);
+        const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
+        if (error != cudaSuccess) return cudaGetErrorString(error);
+        if (gathers)
+          mark_hubs_kernel<I>
+              <<<blocks_for(of_hubs.num_rows), kThreads, 0, stream>>>(of_hubs, longest, hubs);
+        const int64_t threads = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
+        if (threads > 0)
+          backward_x_kernel<T, I>
+              <<<blocks_for(threads), kThreads, 0, stream>>>(p, sum, hubs, of_hubs, longest);
+        if constexpr (half)
+          round_kernel<T>
+              <<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
+        return last_error();
+      });
   if (failed || !gathers) return failed;
   return with_won_row(p, *transposed, p.csr.perm != nullptr, [&](auto row, const Shape& s) {
     using Row = typename decltype(row)::type;

@@ -5,7 +5,8 @@ namespace pyg_fast::cuda {
 namespace {
 
 template <typename T, typename I, int LANES>
-__global__ void __launch_bounds__(kThreads) max_backward_value_kernel(SpmmMaxBackwardValue p, LongRows l) {
+__global__ void __launch_bounds__(kThreads)
+    max_backward_value_kernel(SpmmMaxBackwardValue p, LongRows l) {
   using Acc = acc_t<T>;
   const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);

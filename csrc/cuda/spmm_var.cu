@@ -134,7 +134,8 @@ const char* with_var_row(const SpmmVar& p, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.var) && aligned16(p.mean);
+    const bool vectors =
+        p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.var) && aligned16(p.mean);
     const Shape s = shape_of<T>(p.csr, p.dim, vectors);
     dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
       fn(std::common_type<VarRow<T, I, vec, lanes, strided>>{}, s);

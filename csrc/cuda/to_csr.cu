@@ -17,8 +17,9 @@ int bits_for(int64_t largest) {
 }
 
 // Sorts rows with their columns; without `temporary` it only asks for the bytes of that.
-const char* sort_columns(const ToCsr& p, cub::DoubleBuffer<uint32_t>& rows, cub::DoubleBuffer<Col>& cols,
-                         void* temporary, size_t& bytes, cudaStream_t stream = nullptr) {
+const char* sort_columns(const ToCsr& p, cub::DoubleBuffer<uint32_t>& rows,
+                         cub::DoubleBuffer<Col>& cols, void* temporary, size_t& bytes,
+                         cudaStream_t stream = nullptr) {
   const cudaError_t error = cub::DeviceRadixSort::SortPairs(
       temporary, bytes, rows, cols, p.num_edges, 0, bits_for(p.num_rows), stream);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -34,7 +35,9 @@ struct Orientations {
   __host__ __device__ int64_t first_key(int k) const { return k == 0 ? 0 : of[0].num_rows + 1; }
   int64_t largest_key() const { return first_key(count - 1) + of[count - 1].num_rows; }
   int64_t num_keys() const { return count * of[0].num_edges; }
-  int64_t most_rows() const { return of[0].num_rows > of[1].num_rows ? of[0].num_rows : of[1].num_rows; }
+  int64_t most_rows() const {
+    return of[0].num_rows > of[1].num_rows ? of[0].num_rows : of[1].num_rows;
+  }
 };
 
 // 4-byte keys if every key and every edge position fits.
@@ -74,7 +77,8 @@ __device__ inline void record_edge(const ToCsr& p, int64_t* record, I row, I col
 // edge or, without `perm`, its column.
 template <typename In, typename Key, bool kPerm>
 __global__ void __launch_bounds__(kThreads)
-    keys_kernel(const __grid_constant__ Orientations o, Key* keys, Key* positions, int64_t* record) {
+    keys_kernel(const __grid_constant__ Orientations o, Key* keys, Key* positions,
+                int64_t* record) {
   const ToCsr& p = o.of[0];
   const In* row = static_cast<const In*>(p.row);
   const In* col = static_cast<const In*>(p.col);
@@ -154,13 +158,15 @@ const char* run(const Orientations& o, void* scratch, int64_t* record, cudaStrea
   cudaError_t error = cudaSuccess;
   if (p.invalid) error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  const dim3 of_edges(grid_for(p.num_edges), o.count), of_rows(grid_for(o.most_rows() + 1), o.count);
+  const dim3 of_edges(grid_for(p.num_edges), o.count),
+      of_rows(grid_for(o.most_rows() + 1), o.count);
   if (p.num_edges > 0) {
     keys_kernel<In, Key, true>
         <<<of_edges.x, kThreads, 0, stream>>>(o, keys.Current(), positions.Current(), record);
     size_t bytes = 0;
     if (const char* text = sort_bytes<Key>(o, bytes)) return text;
-    if (const char* text = sort_positions(o, keys, positions, memory + 4 * array, bytes, stream)) return text;
+    if (const char* text = sort_positions(o, keys, positions, memory + 4 * array, bytes, stream))
+      return text;
     columns_kernel<In, Key, Out>
         <<<of_edges, kThreads, 0, stream>>>(o, keys.Current(), positions.Current());
   }
@@ -179,7 +185,8 @@ const char* run_columns(ToCsr& p, void* scratch, cudaStream_t stream) {
   if (p.num_edges > 0) {
     size_t bytes = 0;
     if (const char* text = sort_columns(p, rows, cols, nullptr, bytes)) return text;
-    if (const char* text = sort_columns(p, rows, cols, memory + 2 * array, bytes, stream)) return text;
+    if (const char* text = sort_columns(p, rows, cols, memory + 2 * array, bytes, stream))
+      return text;
   }
   p.sorted_col = cols.Current();
   p.spare_col = cols.Alternate();
@@ -189,7 +196,8 @@ const char* run_columns(ToCsr& p, void* scratch, cudaStream_t stream) {
 }
 
 const char* run_columns(ToCsr& p, void* scratch, cudaStream_t stream) {
-  return p.out64 ? run_columns<int64_t>(p, scratch, stream) : run_columns<int32_t>(p, scratch, stream);
+  return p.out64 ? run_columns<int64_t>(p, scratch, stream)
+                 : run_columns<int32_t>(p, scratch, stream);
 }
 
 template <typename In>
@@ -237,8 +245,8 @@ __device__ inline void with_rows(const I* rowptr, int64_t num_rows, int64_t begi
 }
 
 template <typename I>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const I* rowptr, int64_t num_rows,
-                                                        int64_t begin, int64_t end, Col* rows) {
+__global__ void __launch_bounds__(kThreads)
+    rows_kernel(const I* rowptr, int64_t num_rows, int64_t begin, int64_t end, Col* rows) {
   with_rows(rowptr, num_rows, begin, end,
             [&](int64_t e, int64_t row) { rows[e - begin] = static_cast<Col>(row); });
 }
@@ -286,9 +294,7 @@ __device__ inline int sum_so_far(int v) {
   return v;
 }
 
-__device__ inline int sum_of_warp(int v) {
-  return __shfl_sync(kWarpMask, sum_so_far(v), 31);
-}
+__device__ inline int sum_of_warp(int v) { return __shfl_sync(kWarpMask, sum_so_far(v), 31); }
 
 template <typename In, typename Out>
 __global__ void __launch_bounds__(kSmallThreads, 1)
@@ -427,7 +433,7 @@ int64_t sort_scratch(const Orientations& o) {
 // Whether one sort makes both orders: in twice the memory, and half of the launches. Those take most of the
 // time of few edges; of more, if it takes no more passes.
 constexpr int64_t kLaunchBound = 1 << 19, kMostOfBoth = 1 << 22;  // edges
-constexpr int kBitsOfPass = 8;  // of CUB's sort
+constexpr int kBitsOfPass = 8;                                    // of CUB's sort
 
 bool one_sort(const ToCsr* p, int count) {
   if (count == 1 || !p->perm || p->num_edges > kMostOfBoth) return false;
@@ -441,7 +447,8 @@ bool one_sort(const ToCsr* p, int count) {
 int64_t to_csr_scratch(const ToCsr* p, int count) {
   if (all_small(p, count)) return 0;
   if (one_sort(p, count)) return sort_scratch(Orientations(p, 2));
-  const int64_t one = sort_scratch(Orientations(p, 1)), other = sort_scratch(Orientations(p + count - 1, 1));
+  const int64_t one = sort_scratch(Orientations(p, 1)),
+                other = sort_scratch(Orientations(p + count - 1, 1));
   return one > other ? one : other;
 }
 

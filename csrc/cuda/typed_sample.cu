@@ -7,8 +7,8 @@ namespace {
 
 // --- seeds --------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(kThreads) begin_kernel(TypedHop p, const int64_t* seeds,
-                                                         const int32_t* roots) {
+__global__ void __launch_bounds__(kThreads)
+    begin_kernel(TypedHop p, const int64_t* seeds, const int32_t* roots) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (thread == 0) p.rowptr[0] = 0;
@@ -59,21 +59,20 @@ __device__ inline void emit(const TypedHop& p, int64_t e, int64_t slot, int32_t 
 template <typename I, int LANES>
 __global__ void __launch_bounds__(kThreads) sample_kernel(TypedHop p) {
   const int lane = threadIdx.x % LANES;
-  const unsigned mask = LANES == 32 ? kWarpMask
-                                    : ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
+  const unsigned mask =
+      LANES == 32 ? kWarpMask : ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kThreads / LANES);
   const int64_t last = p.last_work();
-  for (int64_t work = p.first_work() +
-                      (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / LANES;
+  for (int64_t work =
+           p.first_work() + (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / LANES;
        work < last; work += groups) {
     const int64_t start = p.rowptr[work];
     const int count = static_cast<int>(p.rowptr[work + 1] - start);
     if (count == 0) continue;
     const TypedRow from = typed_row<I>(p, work);
     if (from.row.fanout < 0) continue;
-    draw<LANES>(from.row, start, count, p.dst, mask, lane, [&](int64_t e, int64_t position) {
-      emit<I>(p, e, from.slot, from.dst, position);
-    });
+    draw<LANES>(from.row, start, count, p.dst, mask, lane,
+                [&](int64_t e, int64_t position) { emit<I>(p, e, from.slot, from.dst, position); });
   }
 }
 
@@ -238,9 +237,8 @@ const char* typed_counts(const TypedHop& p, void* scratch, void* stream) {
 
 const char* typed_neighbors(const TypedHop& p, void* stream) {
   if (p.max_work == 0 || p.max_edges == 0) return nullptr;
-  with_index(p.graph.index64, [&](auto index) {
-    sample<decltype(index)>(p, static_cast<cudaStream_t>(stream));
-  });
+  with_index(p.graph.index64,
+             [&](auto index) { sample<decltype(index)>(p, static_cast<cudaStream_t>(stream)); });
   return last_error();
 }
 

@@ -27,12 +27,12 @@ struct AttentionScoresBackward {
   int64_t num_rows = 0;
   int64_t heads = 0;
   int64_t channels = 0;
-  const void* x = nullptr;                         // [num_rows, heads, channels]
+  const void* x = nullptr;                              // [num_rows, heads, channels]
   const void* att[AttentionScores::kMost] = {};         // [heads, channels] acc
   const void* grad_alpha[AttentionScores::kMost] = {};  // [num_rows, heads] acc
-  const void* more_grad_x = nullptr;               // [num_rows, heads, channels] or nullptr
-  void* grad_x = nullptr;                          // [num_rows, heads, channels]
-  void* grad_att = nullptr;                        // [num_scores, heads, channels] acc
+  const void* more_grad_x = nullptr;                    // [num_rows, heads, channels] or nullptr
+  void* grad_x = nullptr;                               // [num_rows, heads, channels]
+  void* grad_att = nullptr;                             // [num_scores, heads, channels] acc
 };
 
 namespace cpu {
@@ -40,14 +40,15 @@ void attention_scores(const AttentionScores& p, int64_t row_begin, int64_t row_e
 // Adds the contribution of these rows to grad_att [num_scores, heads, channels] acc; does not write
 // p.grad_att.
 void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
-                          void* grad_att);
+                               void* grad_att);
 }  // namespace cpu
 
 namespace cuda {
 const char* attention_scores(const AttentionScores& p, void* stream);
 // Partial sums of grad_att, one per block.
 int64_t attention_scores_backward_scratch(const AttentionScoresBackward& p);
-const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch, void* stream);
+const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch,
+                                      void* stream);
 }  // namespace cuda
 
 }  // namespace pyg_fast

@@ -42,7 +42,8 @@ struct Csr {
 
 // Reads `col` of a graph in the user's type, for kernels that read few of its edges.
 PYG_FAST_DEVICE inline int64_t column(const Csr& csr, int64_t edge) {
-  return csr.col64 ? static_cast<const int64_t*>(csr.col)[edge] : static_cast<const Col*>(csr.col)[edge];
+  return csr.col64 ? static_cast<const int64_t*>(csr.col)[edge]
+                   : static_cast<const Col*>(csr.col)[edge];
 }
 
 // A coordinate list in any order: edge e goes from src[e] to dst[e]. Kernels skip invalid edges, whose

@@ -7,10 +7,10 @@ namespace pyg_fast {
 // The edges of a row that may be drawn, and how.
 struct DrawRow {
   uint64_t seed = 0;
-  int64_t id = 0;                  // of the row's random numbers
+  int64_t id = 0;  // of the row's random numbers
   int64_t begin = 0;
   int64_t degree = 0;
-  int64_t fanout = 0;              // -1: all edges
+  int64_t fanout = 0;  // -1: all edges
   bool replace = false;
   const double* weight = nullptr;  // see SampleHop
 

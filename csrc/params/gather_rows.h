@@ -51,7 +51,8 @@ struct GatherRows {
   const char* previous = nullptr;
   const char* cache = nullptr;
   char* out = nullptr;
-  int64_t* counter = nullptr;  // [3] kernels add the numbers of rows from x, previous and cache; or nullptr
+  int64_t* counter =
+      nullptr;  // [3] kernels add the numbers of rows from x, previous and cache; or nullptr
 };
 
 enum class RowOf : int8_t { x, previous, cache, none };

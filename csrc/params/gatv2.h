@@ -24,16 +24,16 @@ struct Gatv2 : Attention {
 //   grad_x[j, h, c] = sum_e factor * p * grad[i, h, c] + att[h, c] * dl * leaky'(s)
 struct Gatv2Backward : Attention {
   Csr t_csr;
-  const void* x = nullptr;      // [num_cols, heads, channels]
-  const void* x_dst = nullptr;  // [num_rows, heads, channels]
-  const void* att = nullptr;    // [heads, channels]
-  const void* y = nullptr;      // [num_rows, heads, channels] acc
+  const void* x = nullptr;        // [num_cols, heads, channels]
+  const void* x_dst = nullptr;    // [num_rows, heads, channels]
+  const void* att = nullptr;      // [heads, channels]
+  const void* y = nullptr;        // [num_rows, heads, channels] acc
   const void* softmax = nullptr;  // [num_rows, 2, heads] acc
-  const void* grad = nullptr;   // [num_rows, heads, channels]
-  void* stat = nullptr;         // [num_rows, stat_size()] acc
-  void* grad_x_dst = nullptr;   // [num_rows, heads, channels]
-  void* grad_att = nullptr;     // [heads, channels] acc
-  void* grad_x = nullptr;       // [num_cols, heads, channels]
+  const void* grad = nullptr;     // [num_rows, heads, channels]
+  void* stat = nullptr;           // [num_rows, stat_size()] acc
+  void* grad_x_dst = nullptr;     // [num_rows, heads, channels]
+  void* grad_att = nullptr;       // [heads, channels] acc
+  void* grad_x = nullptr;         // [num_cols, heads, channels]
 
   // Three numbers per head; even, to align pairs.
   PYG_FAST_DEVICE int64_t stat_size() const { return (3 * heads + 1) / 2 * 2; }

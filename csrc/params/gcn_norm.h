@@ -16,7 +16,7 @@ inline int64_t loop_chunks(int64_t num_edges) { return (num_edges + kLoopChunk -
 struct GcnDegree {
   Coo coo;
   DType dtype = DType::f32;  // of value
-  bool weighted = false;     // whether there are values: `value` is nullptr also if there are no edges
+  bool weighted = false;  // whether there are values: `value` is nullptr also if there are no edges
   const void* value = nullptr;     // [num_edges] or nullptr
   void* degree = nullptr;          // [num_dst]
   int64_t* last = nullptr;         // [num_dst] or nullptr

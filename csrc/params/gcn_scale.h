@@ -10,7 +10,7 @@ namespace pyg_fast {
 //   scale[i] = (degree[i] + loop[i])^(-1/2), 0 for a sum of 0;  diag[i] = scale * loop * scale
 // Without `loops`, loop[i] is 0 and the kernel does not write `diag`.
 struct GcnScale {
-  Csr csr;  // no col; without perm, num_edges is the number of values
+  Csr csr;                   // no col; without perm, num_edges is the number of values
   DType dtype = DType::f32;  // of value
   bool loops = false;
   double fill_value = 1;

@@ -7,12 +7,12 @@ namespace pyg_fast {
 // All graph edges between nodes of a batch.
 struct InducedEdges {
   Csr graph;
-  NodeMap map;                     // holds the batch; its positions index `local`
+  NodeMap map;  // holds the batch; its positions index `local`
   int64_t num_nodes = 0;
-  const int64_t* n_id = nullptr;   // [num_nodes]
+  const int64_t* n_id = nullptr;  // [num_nodes]
   const int32_t* local = nullptr;
-  int64_t* rowptr = nullptr;       // [num_nodes + 1], written by the first pass
-  int32_t* out_col = nullptr;      // this and the rest by the second pass
+  int64_t* rowptr = nullptr;   // [num_nodes + 1], written by the first pass
+  int32_t* out_col = nullptr;  // this and the rest by the second pass
   int64_t* out_src = nullptr;
   int64_t* out_dst = nullptr;
   int64_t* out_e_id = nullptr;

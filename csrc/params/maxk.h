@@ -13,7 +13,7 @@ struct MaxK {
   bool balanced = false;
   int64_t num_rows = 0;
   int64_t dim = 0;
-  int64_t k = 0;  // 1 to dim
+  int64_t k = 0;            // 1 to dim
   const void* x = nullptr;  // [num_rows, dim]
   void* values = nullptr;   // [num_rows, k]
   void* columns = nullptr;  // [num_rows, k]

@@ -5,6 +5,7 @@
 namespace pyg_fast {
 
 // The numbers of the instructions; pyg_fast/message/_cpu.py has the same order.
+// clang-format off
 enum class MessageOp : int64_t {
   // out = f(a)
   copy, neg, abs, exp, exp2, expm1, log, log2, log10, log1p, sqrt, rsqrt, reciprocal, sin, cos, tanh,
@@ -28,6 +29,7 @@ enum class MessageOp : int64_t {
   row_softmax,  // writes exp(scores - the largest so far) to operand 0
   count,
 };
+// clang-format on
 
 constexpr int kMessageDims = 6;
 
@@ -45,7 +47,7 @@ struct MessageInstruction {
   int64_t op;
   int64_t num_dims;
   int64_t size[kMessageDims];
-  int64_t edge_dim;  // its size is times the number of edges of the tile; -1: none
+  int64_t edge_dim;           // its size is times the number of edges of the tile; -1: none
   MessageOperand operand[4];  // the result first
   int64_t extra[4];
 };

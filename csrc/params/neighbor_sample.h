@@ -7,26 +7,27 @@ namespace pyg_fast {
 // One hop of a mini-batch that grows outwards from its seeds. Local ids follow the order in which the
 // nodes were found. Positions of ids (see NodeMap) count the seeds first, then all sampled edges.
 struct SampleHop {
-  Csr graph;                       // perm: position of each edge in the user's list
-  const double* weight = nullptr;  // [num_edges] > 0 if the edge may be drawn; if `replace`, the running
-                                   // sum over all edges up to it; nullptr: uniform
+  Csr graph;  // perm: position of each edge in the user's list
+  const double* weight =
+      nullptr;  // [num_edges] > 0 if the edge may be drawn; if `replace`, the running
+                // sum over all edges up to it; nullptr: uniform
   int64_t hop = 0;
-  int64_t fanout = 0;              // -1: all edges
+  int64_t fanout = 0;  // -1: all edges
   bool replace = false;
   uint64_t seed = 0;
   NodeMap map;
-  int64_t max_nodes = 0;           // upper bound: nodes whose edges this hop samples
-  int64_t max_edges = 0;           // upper bound: edges of this hop
-  int64_t max_edges_of_all = 0;    // the capacity for edges of all hops
+  int64_t max_nodes = 0;         // upper bound: nodes whose edges this hop samples
+  int64_t max_edges = 0;         // upper bound: edges of this hop
+  int64_t max_edges_of_all = 0;  // the capacity for edges of all hops
   int64_t num_seeds = 0;
-  int64_t* num_nodes = nullptr;    // [num_hops + 1] after each hop; [0]: before the first
-  int64_t* num_edges = nullptr;    // [num_hops + 1]
-  int64_t* n_id = nullptr;         // by local id
-  int32_t* rowptr = nullptr;       // by local id: the first sampled edge of each node
-  void* neighbor = nullptr;        // by edge: its source, of the type of rowptr
-  int32_t* dst = nullptr;          // by edge: the local id of its destination
-  int64_t* e_id = nullptr;         // by edge
-  int32_t* local = nullptr;        // by position: the local id of the node first found there
+  int64_t* num_nodes = nullptr;  // [num_hops + 1] after each hop; [0]: before the first
+  int64_t* num_edges = nullptr;  // [num_hops + 1]
+  int64_t* n_id = nullptr;       // by local id
+  int32_t* rowptr = nullptr;     // by local id: the first sampled edge of each node
+  void* neighbor = nullptr;      // by edge: its source, of the type of rowptr
+  int32_t* dst = nullptr;        // by edge: the local id of its destination
+  int64_t* e_id = nullptr;       // by edge
+  int32_t* local = nullptr;      // by position: the local id of the node first found there
 
   // The local ids of nodes whose edges this hop samples: [first(), last()).
   PYG_FAST_DEVICE int64_t first() const { return hop == 0 ? 0 : num_nodes[hop - 1]; }
@@ -36,9 +37,9 @@ struct SampleHop {
 // Copies the finished batch from the buffers that its hops filled.
 struct TakeSample {
   NodeMap map;
-  bool index64 = false;            // of neighbor
+  bool index64 = false;  // of neighbor
   int64_t num_nodes = 0;
-  int64_t num_rows = 0;            // nodes with sampled edges; the others have none
+  int64_t num_rows = 0;  // nodes with sampled edges; the others have none
   int64_t num_edges = 0;
   const int64_t* n_id = nullptr;
   const int32_t* rowptr = nullptr;
@@ -47,11 +48,11 @@ struct TakeSample {
   const int64_t* e_id = nullptr;
   const int32_t* local = nullptr;
   int64_t* out_n_id = nullptr;
-  int32_t* out_rowptr = nullptr;   // [num_nodes + 1]
-  int32_t* out_col = nullptr;      // [num_edges]
-  int64_t* out_src = nullptr;      // [num_edges]
-  int64_t* out_dst = nullptr;      // [num_edges]
-  int64_t* out_e_id = nullptr;     // [num_edges]
+  int32_t* out_rowptr = nullptr;  // [num_nodes + 1]
+  int32_t* out_col = nullptr;     // [num_edges]
+  int64_t* out_src = nullptr;     // [num_edges]
+  int64_t* out_dst = nullptr;     // [num_edges]
+  int64_t* out_e_id = nullptr;    // [num_edges]
 };
 
 namespace cpu {

@@ -8,11 +8,11 @@ namespace pyg_fast {
 struct Relabel {
   NodeMap map;
   int64_t num_ids = 0;
-  const int64_t* ids = nullptr;    // [num_ids]
-  int64_t* unique = nullptr;       // [num_ids], the first `count` are written
-  int64_t* place = nullptr;        // [num_ids]
-  int32_t* rank = nullptr;         // [num_ids] scratch
-  int64_t* count = nullptr;        // [1]
+  const int64_t* ids = nullptr;  // [num_ids]
+  int64_t* unique = nullptr;     // [num_ids], the first `count` are written
+  int64_t* place = nullptr;      // [num_ids]
+  int32_t* rank = nullptr;       // [num_ids] scratch
+  int64_t* count = nullptr;      // [1]
 };
 
 namespace cpu {

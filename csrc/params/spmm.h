@@ -12,18 +12,18 @@ namespace pyg_fast {
 // All pointers except csr, x and out may be nullptr (value, scales: 1; diag, bias: 0).
 struct Spmm {
   Csr csr;
-  DType dtype = DType::f32;       // of x, bias, and of value and out unless stated otherwise
-  bool value_acc = false;         // value is stored as acc
-  bool out_acc = false;           // out is stored as acc (bias too)
-  bool mean = false;              // divide row i by its number of edges (after row_scale)
-  int64_t dim = 0;                // columns of x and out, both row-major and contiguous
-  const void* x = nullptr;          // [num_cols, dim]
-  const void* value = nullptr;      // [num_values]
-  const void* row_scale = nullptr;  // [num_rows] acc
-  const void* col_scale = nullptr;  // [num_cols] acc
-  const void* diag = nullptr;       // [num_rows] acc (num_rows == num_cols, unless self_row)
-  const void* self_row = nullptr;   // [num_rows] Col
-  const void* bias = nullptr;       // [dim]
+  DType dtype = DType::f32;          // of x, bias, and of value and out unless stated otherwise
+  bool value_acc = false;            // value is stored as acc
+  bool out_acc = false;              // out is stored as acc (bias too)
+  bool mean = false;                 // divide row i by its number of edges (after row_scale)
+  int64_t dim = 0;                   // columns of x and out, both row-major and contiguous
+  const void* x = nullptr;           // [num_cols, dim]
+  const void* value = nullptr;       // [num_values]
+  const void* row_scale = nullptr;   // [num_rows] acc
+  const void* col_scale = nullptr;   // [num_cols] acc
+  const void* diag = nullptr;        // [num_rows] acc (num_rows == num_cols, unless self_row)
+  const void* self_row = nullptr;    // [num_rows] Col
+  const void* bias = nullptr;        // [dim]
   const int64_t* out_row = nullptr;  // [num_rows] each row of out at most once; nullptr: i
   int64_t num_out = 0;               // rows of out: num_rows, unless out_row
   void* out = nullptr;               // [num_out, dim]
@@ -35,9 +35,9 @@ struct Groups {
   int64_t size = 0;
   bool atomic = false;  // long rows add up by atomic additions instead of partial sums
   int64_t num_groups = 0;
-  int64_t num_long = 0;      // rows with several groups
-  int64_t num_partials = 0;  // groups of such rows
-  int64_t most_groups = 0;   // of a row; wrong numbers cost time only
+  int64_t num_long = 0;              // rows with several groups
+  int64_t num_partials = 0;          // groups of such rows
+  int64_t most_groups = 0;           // of a row; wrong numbers cost time only
   const void* ptr = nullptr;         // [num_groups + 1] first edge; groups are consecutive
   const void* row = nullptr;         // [num_groups] row, or -1 - k for a group of long row k
   const void* long_row = nullptr;    // [num_long] row

@@ -12,7 +12,7 @@ struct SpmmMax {
   DType dtype = DType::f32;
   bool minimum = false;
   int64_t dim = 0;
-  int64_t longest_row = 0;  // a bound of the edges of a row: where it is low, CUDA divides none
+  int64_t longest_row = 0;      // a bound of the edges of a row: where it is low, CUDA divides none
   const void* x = nullptr;      // [num_cols, dim]
   const void* value = nullptr;  // [num_values] or nullptr
   void* out = nullptr;          // [num_rows, dim]

@@ -12,7 +12,7 @@ struct ToCsr {
   const void* row = nullptr;  // [num_edges], int64_t if in64 else int32_t
   const void* col = nullptr;
   bool in64 = true;
-  bool out64 = false;  // type of rowptr and perm
+  bool out64 = false;   // type of rowptr and perm
   bool by_src = false;  // rows are sources: `row` is row 0 of the user's edge_index
   bool drop_loops = false;
   bool report = true;  // whether an invalid edge is an error, which CUDA records

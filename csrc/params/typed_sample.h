@@ -9,7 +9,7 @@ namespace pyg_fast {
 // its rows are pairs of an edge type and a node of the type of its destinations.
 struct EdgeType {
   int64_t first_row;
-  int64_t src;         // types of nodes
+  int64_t src;  // types of nodes
   int64_t dst;
   int64_t first_node;  // of `dst`
   int64_t has_time;
@@ -39,23 +39,23 @@ struct TypedHop {
   bool replace = false;
   uint64_t seed = 0;
   NodeMap map;
-  int64_t max_work = 0;                // upper bounds for this hop
+  int64_t max_work = 0;  // upper bounds for this hop
   int64_t max_edges = 0;
   int64_t num_seeds = 0;
   // Flat over (hop, type): the first of each, and where the last one ends.
-  int64_t* nodes = nullptr;            // [(num_hops + 1) * num_node_types + 1] slots
-  int64_t* before = nullptr;           // [(num_hops + 1) * num_node_types] nodes of a type in earlier hops
-  int64_t* work = nullptr;             // [(num_hops + 1) * num_types + 1]
-  int64_t* edges = nullptr;            // [num_hops * num_types + 1]
-  int64_t* first_new = nullptr;        // [num_types] the slot of a source found first in this hop, less
-                                       // its number among all of those
-  int64_t* n_id = nullptr;             // by slot
-  int32_t* root = nullptr;             // by slot: the seed around which it was found; nullptr: one graph
-  int32_t* rowptr = nullptr;           // by work: its first edge, and where the last one ends
-  int64_t* neighbor = nullptr;         // by edge: the key of its source
-  int32_t* dst = nullptr;              // by edge: the number of its destination in its type
-  int64_t* e_id = nullptr;             // by edge
-  int32_t* local = nullptr;            // by position: the number in its type of the node first found there
+  int64_t* nodes = nullptr;   // [(num_hops + 1) * num_node_types + 1] slots
+  int64_t* before = nullptr;  // [(num_hops + 1) * num_node_types] nodes of a type in earlier hops
+  int64_t* work = nullptr;    // [(num_hops + 1) * num_types + 1]
+  int64_t* edges = nullptr;   // [num_hops * num_types + 1]
+  int64_t* first_new = nullptr;  // [num_types] the slot of a source found first in this hop, less
+                                 // its number among all of those
+  int64_t* n_id = nullptr;       // by slot
+  int32_t* root = nullptr;       // by slot: the seed around which it was found; nullptr: one graph
+  int32_t* rowptr = nullptr;     // by work: its first edge, and where the last one ends
+  int64_t* neighbor = nullptr;   // by edge: the key of its source
+  int32_t* dst = nullptr;        // by edge: the number of its destination in its type
+  int64_t* e_id = nullptr;       // by edge
+  int32_t* local = nullptr;  // by position: the number in its type of the node first found there
 
   PYG_FAST_DEVICE int64_t first_work() const { return work[hop * num_types]; }
   PYG_FAST_DEVICE int64_t last_work() const { return work[(hop + 1) * num_types]; }
@@ -147,16 +147,17 @@ struct TakeTyped {
   int64_t num_rows = 0;                 // of the output, with gaps
   int64_t num_edges = 0;                // of the batch
   const int64_t* first_node = nullptr;  // [num_node_types]
-  const int64_t* node_shift = nullptr;  // [(num_hops + 1) * num_node_types] from slots to the output
+  const int64_t* node_shift =
+      nullptr;  // [(num_hops + 1) * num_node_types] from slots to the output
   const int64_t* edge_shift = nullptr;  // [num_hops * num_types]
   const int64_t* out_edges = nullptr;   // [num_types] where the edges of each type begin, aligned
   const int64_t* count = nullptr;       // [num_types] of edges
   const int64_t* out_rows = nullptr;    // [num_types] where the row pointers of each type begin
   int64_t* out_n_id = nullptr;
-  int64_t* out_root = nullptr;          // nullptr: one graph
+  int64_t* out_root = nullptr;  // nullptr: one graph
   int32_t* out_rowptr = nullptr;
   int32_t* out_col = nullptr;
-  int64_t* out_ends = nullptr;          // of each type its sources, then its destinations
+  int64_t* out_ends = nullptr;  // of each type its sources, then its destinations
   int64_t* out_e_id = nullptr;
 };
 
@@ -218,7 +219,8 @@ void take_rows(const TakeTyped& t, int64_t begin, int64_t end);
 
 namespace cuda {
 // Makes the seeds the first nodes of a batch.
-const char* begin_typed(const TypedHop& p, const int64_t* seeds, const int32_t* roots, void* stream);
+const char* begin_typed(const TypedHop& p, const int64_t* seeds, const int32_t* roots,
+                        void* stream);
 
 // Counts the edges to take and computes where those of each node and edge type begin.
 int64_t typed_counts_scratch(const TypedHop& p);

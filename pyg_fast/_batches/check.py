@@ -26,7 +26,7 @@ class Result(NamedTuple):
     buffers: list[tuple[str, Tensor]]
 
 
-class Difference(ValueError):
+class PaddingError(ValueError):
     """Padding changes the results of a layer."""
 
 
@@ -47,7 +47,7 @@ def check_padding(run: Run, modules: list[Module], rows: Rows, restore: Callable
         restore: Undoes what a run changes.
 
     Raises:
-        Difference: If a result differs. The error names the layer.
+        PaddingError: If a result differs. The error names the layer.
     """
 
     def once(is_padded: bool, is_exact: bool) -> Result:
@@ -71,7 +71,7 @@ def check_padding(run: Run, modules: list[Module], rows: Rows, restore: Callable
             place = _locate(once, modules, rows, False)
         if what is None:
             return
-    raise Difference(
+    raise PaddingError(
         f'capture: the padding of a batch changes {what}{place}. A layer that mixes rows of '
         'different graphs must leave the padding out: use batch.node_mask, batch.edge_mask or '
         'batch.graph_mask, in the loss, too; or pass check=False if only random numbers differ'

@@ -9,7 +9,7 @@ Products of tiles would carry numbers that are not finite from one graph to anot
 where a result is NaN, the tile is computed again without them, and what they belong to gets NaN.
 """
 
-from ..message._tiles import PRODUCTS
+from ..message._tile_texts import PRODUCTS
 
 #: The constants of each kernel, in their order.
 CONSTANTS = (

@@ -5,9 +5,9 @@ It stores only the structure of an :class:`~torch_geometric.EdgeIndex` (a
 Weights, features, masks and seeds are read at every call.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,27 +24,43 @@ _CACHE = '_pyg_fast_cache'  # our only attribute on an EdgeIndex
 Request: TypeAlias = tuple[Hashable, ...]
 
 RequestedSize: TypeAlias = tuple[int, int] | None
-# The numbers of edges, of sources and of destinations of the first hops.
-Hops: TypeAlias = tuple[tuple[int, int, int], ...]
 T = TypeVar('T')
 
 
-class Entry(Generic[T]):
-    """A value made of tensors, and the CUDA streams on which it may be read."""
+class SampledHops(NamedTuple):
+    """The numbers of edges that each hop of a mini-batch adds, and of sources and destinations,
+    those of the seeds first."""
 
-    def __init__(self, value: T, wait: bool) -> None:
+    edges: Sequence[int] = ()
+    src: Sequence[int] = ()
+    dst: Sequence[int] = ()
+
+
+class Made:
+    """Where tensors of a GPU were made: the current stream, and an event behind all its work."""
+
+    def __init__(self, device: torch.device) -> None:
+        stream = torch.cuda.current_stream(device)
+        self.stream, self.event = stream.cuda_stream, stream.record_event()
+
+
+class Entry(Generic[T]):
+    """A value made of tensors, and the CUDA streams on which it may be read; :obj:`made` says how
+    it was made, if not here and now."""
+
+    def __init__(self, value: T, wait: bool, made: Made | None = None) -> None:
         self.value = value
-        self.tensors = list(_tensors(value))
         self.event: torch.cuda.Event | None = None
-        self.device = next((t.device for t in self.tensors if t.is_cuda), None)
+        self.device = _gpu_of(value)
         if self.device is None:
             return
-        stream = torch.cuda.current_stream(self.device)
-        self.streams = {stream.cuda_stream}
         if wait:
+            stream = torch.cuda.current_stream(self.device)
             stream.synchronize()
+            self.streams = {stream.cuda_stream}
         else:
-            self.event = stream.record_event()
+            made = made or Made(self.device)
+            self.streams, self.event = {made.stream}, made.event
 
     def is_ready(self) -> bool:
         """Makes the current stream wait for the value, and its memory wait for the stream; False
@@ -59,7 +75,7 @@ class Entry(Generic[T]):
             if torch.cuda.is_current_stream_capturing():
                 return False
             stream.wait_event(self.event)
-        for tensor in self.tensors:
+        for tensor in tensors_of(self.value):
             tensor.record_stream(stream)
         self.streams.add(stream.cuda_stream)
         return True
@@ -75,7 +91,7 @@ class Cache:
         self.has_loops: bool | None = None  # None: nobody has looked for self-loops
         self.signature: tuple[int, ...] | None = None
         self.group_sizes: tuple[int | None, int | None, bool] | None = None  # as set by the user
-        self.hops: Hops | None = None  # of a mini-batch
+        self.hops: SampledHops | None = None  # of a mini-batch; without entries: not known
         # Read by captured CUDA graphs, and so by their replays.
         self.captured: dict[int, Entry] = {}
 
@@ -186,9 +202,22 @@ def store(edge_index: EdgeIndex, request: Request, value: object, wait: bool | N
     cache.entries[request] = Entry(value, wait)
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def tensors_of(value: object) -> Iterator[Tensor]:
+    """The tensors of which a value is made."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors_of(part)
+
+
+def _gpu_of(value: object) -> torch.device | None:
+    """The GPU on which tensors of a value are, without the generators of :func:`tensors_of`: it is
+    asked for each edge type of each batch."""
+    if isinstance(value, Tensor):
+        return value.device if value.is_cuda else None
+    if isinstance(value, tuple):
+        for part in value:
+            if (found := _gpu_of(part)) is not None:
+                return found
+    return None

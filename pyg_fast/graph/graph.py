@@ -1,6 +1,6 @@
 """The structure of a plain or prepared edge_index: sorted, cached, transposed when needed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,17 @@ from ..ops._library import ops
 from ..sparse.graph import Graph, check_node_counts, ends_of, loop_counts
 from ..sparse.groups import check_size
 from ..sparse.to_csr import to_csr, to_csr_csc, to_csr_unweighted
-from ._cache import Hops, cache_of, derive, look_up, noted_loops, store
+from ._cache import (
+    Cache,
+    Entry,
+    Made,
+    SampledHops,
+    cache_of,
+    derive,
+    look_up,
+    noted_loops,
+    store,
+)
 from .batch_edge_index import BatchEdgeIndex
 from .prepared_graph import PreparedGraph
 
@@ -35,15 +45,6 @@ class PreparedRequest(NamedTuple):
 
     part: Literal['transpose', 'positions', 'no loops', 'no loops, positions']
     kind: str = 'prepared graph'
-
-
-class SampledHops(NamedTuple):
-    """The numbers of edges that each hop of a mini-batch adds, and of sources and destinations,
-    those of the seeds first."""
-
-    edges: Sequence[int]
-    src: Sequence[int]
-    dst: Sequence[int]
 
 
 class PartRequest(NamedTuple):
@@ -198,6 +199,7 @@ def keep_block(
     loop_free: bool = False,
     longest_row: int | None = None,
     num_src: int | None = None,
+    made: Made | None = None,
 ) -> None:
     r"""Caches the CSR form of a sampled :obj:`edge_index`, so that it need not be sorted.
 
@@ -213,30 +215,41 @@ def keep_block(
         loop_free (bool): Whether there are no self-loops. (default: :obj:`False`)
         longest_row (int, optional): As in :class:`Graph`. (default: :obj:`None`)
         num_src (int, optional): Number of sources. (default: :obj:`None`, that of destinations)
+        made (Made, optional): Where the tensors were made. (default: :obj:`None`, on the current
+            stream)
     """
     num_dst = rowptr.size(0) - 1
     num_src = num_dst if num_src is None else num_src
     graph = Graph(rowptr, col, None, None, None, None, num_src, num_dst, longest_row=longest_row)
-    keep_graph(edge_index, graph, loop_free)
+    cache = keep_graph(edge_index, graph, loop_free, made)
     if hops is not None:
-        edges, src, dst = (list(accumulate(counts)) for counts in hops)
-        cache_of(edge_index).hops = tuple(zip([0, *edges], src, dst, strict=True))
+        cache.hops = SampledHops(*map(tuple, hops))  # Their owner may write into lists.
 
 
-def keep_graph(edge_index: EdgeIndex, graph: Graph, loop_free: bool) -> None:
+def keep_graph(
+    edge_index: EdgeIndex, graph: Graph, loop_free: bool, made: Made | None = None
+) -> Cache:
     """Caches the structure of an :obj:`edge_index` that a loader made beside it, without a wait.
 
     Args:
         edge_index (EdgeIndex): Edges sorted by destination, all in range.
         graph (Graph): The same edges in the same order.
         loop_free (bool): Whether there are no self-loops.
+        made (Made, optional): As in :func:`keep_block`. (default: :obj:`None`)
+
+    Returns:
+        The cache.
     """
-    cache, request = cache_of(edge_index), GraphRequest(graph.num_src, graph.num_dst, False)
-    store(edge_index, request, graph, wait=False)
-    if loop_free and request in cache.entries:
+    cache = cache_of(edge_index)
+    cache.hops = SampledHops()
+    if is_capturing(cache.data):
+        return cache
+    request = GraphRequest(graph.num_src, graph.num_dst, False)
+    entry = cache.entries[request] = Entry(graph, False, made)
+    if loop_free:
         cache.has_loops = False
-        cache.entries[request._replace(drop_loops=True)] = cache.entries[request]
-    cache.hops = ()
+        cache.entries[GraphRequest(graph.num_src, graph.num_dst, True)] = entry
+    return cache
 
 
 def set_group_sizes(
@@ -343,7 +356,7 @@ def _of_mini_batch(
 
 
 def _part_of_mini_batch(
-    edge_index: EdgeIndex, whole: EdgeIndex, hops: Hops | None, num_src: int, num_dst: int
+    edge_index: EdgeIndex, whole: EdgeIndex, hops: SampledHops | None, num_src: int, num_dst: int
 ) -> Graph | None:
     (size_src, size_dst), count = whole.sparse_size(), edge_index.size(1)
     data, whole_data = edge_index._data, whole._data
@@ -357,8 +370,10 @@ def _part_of_mini_batch(
         or count > whole_data.size(1)
     ):
         return None
+    added = (0, *hops.edges), hops.src, hops.dst
+    ends = zip(*map(accumulate, added), strict=False)  # Without entries if not known.
     src, dst = next(
-        ((src, dst) for edges, src, dst in hops if count <= edges), (size_src, size_dst)
+        ((src, dst) for edges, src, dst in ends if count <= edges), (size_src, size_dst)
     )
     if not (src <= num_src <= size_src and dst <= num_dst <= size_dst):
         return None

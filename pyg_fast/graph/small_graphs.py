@@ -10,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .prepared_graph import PreparedGraph
 
+TOO_FEW = ' edges are too few for a kernel to pay'
 _HOWS = ('pyg', 'kernel')
 
 
@@ -139,4 +140,4 @@ def are_few(num_edges: int, width: int, on_gpu: bool, kind: str) -> bool:
 @lru_cache(maxsize=256)
 def reason_of(num_edges: int) -> str:
     """Why PyG's code runs."""
-    return f'{num_edges} edges are too few for a kernel to pay'
+    return f'{num_edges}{TOO_FEW}'

@@ -325,6 +325,13 @@ class Column:
         (dim,) = self._dims
         return np.array([t.size(dim) for t in self._values], dtype=np.int64)  # type: ignore[attr-defined]
 
+    def why_unsure(self, levels: Levels) -> str | None:
+        """Why nobody knows whether the values are of edges, with which they must be sorted."""
+        reasons = [part.why_unsure(levels) for part in self._parts.values()]
+        if self._dims and isinstance(self._values[0], Tensor):
+            reasons.append(levels.why_unsure(self.key, self.num_rows()))
+        return next(filter(None, reasons), None)
+
     def are_edges(self, num_nodes: Ints) -> bool:
         """Whether the values are lists of edges, which PyG joins as those of graphs with so many
         nodes."""

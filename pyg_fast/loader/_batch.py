@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor
 
+from ..graph._cache import Made, SampledHops
 from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.csr import perm_name
-from ..graph.graph import SampledHops, keep_block
+from ..graph.graph import keep_block
 from ._pipeline import LateRead, PendingBatch
 from ._subgraph import Subgraph
 
@@ -30,6 +32,7 @@ class Edges(NamedTuple):
     hops: SampledHops | None
     longest_row: int | None
     indptr: Tensor | None = None  # as rowptr, int64
+    made: Made | None = None  # None: on the current stream
 
 
 class Attributes(NamedTuple):
@@ -65,7 +68,7 @@ def build_batch(
         part.hops, part.longest_row,
     )  # fmt: skip
     is_sparse = data is not None and layout != 'edge_index'
-    made, read = set_edges(out, data if is_sparse else None, edges, is_loop_free)
+    made, read = set_edges(out._store, data if is_sparse else None, edges, is_loop_free)
     if not is_sparse and part.edge_weight is not None:
         out.edge_weight = part.edge_weight
     tensors += made
@@ -76,15 +79,25 @@ def build_batch(
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
 
+def put(store: BaseStorage, key: str, value: object) -> None:
+    """As `store[key] = value`, without PyG's checks, which count where a batch has many types. Only
+    for stores of a new batch, which know nothing of their attributes yet."""
+    if value is None:
+        store._mapping.pop(key, None)
+    else:
+        store._mapping[key] = value
+
+
 def set_edges(
-    out: Any, matrix_of: Any, edges: Edges, is_loop_free: bool, key: Any = None
+    out: BaseStorage, matrix_of: Any, edges: Edges, is_loop_free: bool, key: Any = None
 ) -> tuple[list[Tensor], LateRead | None]:
-    """Sets the edges of a batch or of one of its stores, as a matrix like that of `matrix_of`, if
-    given; returns the tensors made for them, or how to read the matrix later."""
+    """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`, if given; returns
+    the tensors made for them, or how to read the matrix later."""
     if matrix_of is None:
-        out.edge_index = build_edge_index(edges, is_loop_free)
-        indptr = out.edge_index._indptr
-        return [] if indptr is None else [indptr], None
+        edge_index = build_edge_index(edges, is_loop_free)
+        put(out, 'edge_index', edge_index)
+        indptr = edge_index._indptr
+        return [] if indptr is None or indptr is edges.indptr else [indptr], None
     device = edges.edge_index.device
     if device.type == 'cuda' and _device_of(matrix_of.adj_t) == device:
         # The values of a matrix on the device are the user's own, like the columns there.
@@ -119,7 +132,14 @@ def build_edge_index(edges: Edges, is_loop_free: bool) -> EdgeIndex:
         out = EdgeIndex(edges.edge_index, sparse_size=size, sort_order='col')
         out._indptr = indptr
     keep_block(
-        out, edges.rowptr, edges.col, edges.hops, is_loop_free, edges.longest_row, edges.num_src
+        out,
+        edges.rowptr,
+        edges.col,
+        edges.hops,
+        is_loop_free,
+        edges.longest_row,
+        edges.num_src,
+        edges.made,
     )
     return out
 

@@ -1,6 +1,7 @@
 """A dataset of graphs, collated once, and the batches made of it."""
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,8 @@ from ._edges import GraphEdges, write_edges
 from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding, Selection
 from ._place import Place
 from ._read_graphs import with_bar
+
+_log = logging.getLogger('pyg_fast')
 
 
 class Collated:
@@ -55,7 +58,11 @@ class Collated:
             _check_nodes(edge_index, self.num_nodes, self.num_edges)
         self.levels = Levels(self.num_nodes, self.num_edges)
         edges, order = None, None
-        if edge_index is not None and sort:
+        unsure = [column.why_unsure(self.levels) for column in columns.values()] if sort else []
+        reason = next(filter(None, unsure), None)
+        if edge_index is not None and reason is not None:
+            _log.warning('GraphLoader keeps the edges in the order of the dataset: %s', reason)
+        elif edge_index is not None and sort:
             edges = GraphEdges(edge_index, self.levels, place)
             order = Order(self.levels, edges.perm)
         self._attributes: dict[str, Attribute | None] = {

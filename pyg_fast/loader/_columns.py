@@ -171,6 +171,11 @@ def row_bytes_of(rows: Tensor) -> int:
     return rows[:1].nbytes if rows.size(0) else 0
 
 
+def _size_of(value: object) -> int:
+    """The bytes of a value that may be copied: sparse tensors have no such number."""
+    return value.nbytes if isinstance(value, Tensor) and value.layout == torch.strided else 0
+
+
 def is_plain(value: object, dim: int) -> TypeGuard[Tensor]:
     """Whether kernels can read it: autograd must make a part of a value with gradients."""
     return (
@@ -212,6 +217,7 @@ class Table:
         self._budget, self._cache = budget, cache
         self._lock = threading.Lock()
         self._columns: dict[str, Column] = {}
+        self._seen: dict[str, object] = {}  # what the store had at the last update
         self._version = 0
         self.update()
 
@@ -219,6 +225,9 @@ class Table:
         """The current attributes, and a number that changes with them; with `refresh`, makes all
         copies again."""
         with self._lock:
+            if not refresh and self._is_current():
+                return self._version, self._columns
+            self._seen = dict(self._store._mapping)
             before, held = self._columns, self._attributes()
             valid = {
                 key: column for key, column in before.items()
@@ -226,20 +235,29 @@ class Table:
             }  # fmt: skip
             if len(valid) != len(held) or len(valid) != len(before):
                 with run_on(self._stream):  # Small ones first: more of them fit on the device.
-                    names = sorted(held, key=lambda key: getattr(held[key], 'nbytes', 0))
+                    names = sorted(held, key=lambda key: _size_of(held[key]))
                     columns = {key: valid.get(key) or self._read(key, held[key]) for key in names}
                 # Keep the order of data.
                 self._columns = {key: columns[key] for key in held}
                 self._version += 1
             return self._version, self._columns
 
+    def _is_current(self) -> bool:
+        """Whether the store has what it had, and no copy is stale. To look which attributes belong
+        to the rows takes longer, for each type of each batch."""
+        seen, now = self._seen, self._store._mapping
+        if len(now) != len(seen) or any(column.is_stale for column in self._columns.values()):
+            return False
+        return all(seen.get(key) is value for key, value in now.items())
+
     def _attributes(self) -> dict[str, object]:
         store, is_node_level = self._store, self._level == 'node'
         belongs = store.is_node_attr if is_node_level else store.is_edge_attr
+        others = 'edge_index', 'adj_t', 'num_nodes', perm_name(store)
         return {
             key: value
             for key, value in list(store.items())
-            if key not in ('edge_index', 'adj_t', 'num_nodes', perm_name(store))
+            if key not in others
             and (is_node_level if isinstance(value, ShardedFeatures) else belongs(key))
         }
 

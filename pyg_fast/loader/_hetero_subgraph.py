@@ -31,6 +31,9 @@ class HeteroSubgraph(NamedTuple):
     longest_row: dict[EdgeType, int | None]  # upper bounds, where the sampler knows them
     batch: dict[str, Tensor] | None = None
     indptr: dict[EdgeType, Tensor] | None = None  # as rowptr, int64
+    # Of which all others are parts: the streams that use a batch are told of these alone. None if
+    # a tensor is of its own, which whoever replaces one must say.
+    wholes: tuple[Tensor, ...] = ()
 
     @property
     def num_nodes(self) -> int:
@@ -41,6 +44,9 @@ class HeteroSubgraph(NamedTuple):
         return sum(edges.size(1) for edges in self.edge_index.values())
 
     def tensors(self) -> list[Tensor]:
+        """Tensors that hold the memory of all."""
+        if self.wholes:
+            return [*self.wholes, *(v for v in self.metadata if isinstance(v, Tensor))]
         parts = (
             self.n_id, self.edge_index, self.rowptr, self.col, self.e_id, self.batch or {},
             self.indptr or {},
@@ -51,7 +57,9 @@ class HeteroSubgraph(NamedTuple):
     def with_batch(self, batch: Tensor) -> 'HeteroSubgraph':
         """Gives the subgraphs of seeds other numbers."""
         roots = self.batch or {}
-        return self._replace(batch={key: batch[root] for key, root in roots.items()} or None)
+        numbered = {key: batch[root] for key, root in roots.items()}
+        wholes = (*self.wholes, *numbered.values()) if self.wholes else ()
+        return self._replace(batch=numbered or None, wholes=wholes)
 
     def to_bidirectional(self) -> 'HeteroSubgraph':
         """Adds the reverse of each edge, as PyG does: also the edges of a reverse type."""
@@ -79,7 +87,7 @@ class HeteroSubgraph(NamedTuple):
             return self._replace(
                 e_id=self._edges_of(out), batch=out.batch,
                 num_sampled_nodes=out.num_sampled_nodes, num_sampled_edges=out.num_sampled_edges,
-                metadata=metadata_of(out, self.metadata),
+                metadata=metadata_of(out, self.metadata), wholes=(),
             )  # fmt: skip
         return self._replace_output(out, is_sorted=False)
 
@@ -112,5 +120,5 @@ class HeteroSubgraph(NamedTuple):
             n_id=n_id, edge_index=ends, rowptr=rowptr, indptr=None, col=col, e_id=e_id,
             batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
             num_sampled_edges=out.num_sampled_edges, metadata=metadata_of(out, self.metadata),
-            is_by_hop=False, longest_row=dict.fromkeys(ends),
+            is_by_hop=False, longest_row=dict.fromkeys(ends), wholes=(),
         )  # fmt: skip

@@ -18,6 +18,18 @@ Ints = npt.NDArray[np.int64]
 GRAPHS, NODES, EDGES = range(3)
 
 
+# Attributes of edges by their names alone.
+_OF_EDGES = frozenset(('edge_attr', 'edge_weight', 'edge_type'))
+
+
+def _names_edges(key: str) -> bool:
+    return key in E_KEYS or 'edge' in key
+
+
+def _names_nodes(key: str) -> bool:
+    return key in N_KEYS or 'node' in key
+
+
 class NumReal(NamedTuple):
     """The numbers of graphs, nodes and edges of a batch that are not of a padding."""
 
@@ -62,11 +74,25 @@ class Levels:
         numbers = self._numbers.get(sizes.tobytes())
         if numbers is None:
             return None
-        if EDGES in numbers and (key in E_KEYS or 'edge' in key):
+        if EDGES in numbers and _names_edges(key):
             return EDGES
-        if NODES in numbers and (key in N_KEYS or 'node' in key):
+        if NODES in numbers and _names_nodes(key):
             return NODES
         return numbers[0]
+
+    def why_unsure(self, key: str, sizes: Ints) -> str | None:
+        """Why nobody knows whether an attribute with these numbers of rows is one of edges."""
+        numbers = self._numbers.get(sizes.tobytes(), [])
+        is_named = _names_edges(key) or _names_nodes(key)
+        if NODES in numbers and EDGES in numbers and not is_named:
+            return f"all graphs have as many edges as nodes, and '{key}' a row for each"
+        if key in _OF_EDGES and EDGES not in numbers and len(sizes):
+            graph = int((sizes != self.sizes(EDGES)).argmax())
+            return (
+                f"'{key}' of graph {graph} of the dataset has {sizes[graph]} rows for "
+                f'{self.sizes(EDGES)[graph]} edges'
+            )
+        return None
 
     def find_or_add(self, key: str, sizes: Ints) -> int:
         """The level of an attribute with these numbers of rows, a new one if there is none."""

@@ -171,11 +171,12 @@ class LinkSeeds:
         """The seeds of a batch: the ends of its links and of their negatives."""
 
         def at(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[positions].to(device)
+            return None if values is None else values[positions].to(device, non_blocking=True)
 
         num_pos, label, time = positions.numel(), at(self.label), at(self.time)
-        input_id = positions.to(device) if self.input_id is None else at(self.input_id)
-        src, dst = self.links[:, positions].to(device)
+        input_id = positions if self.input_id is None else self.input_id[positions]
+        input_id = input_id.to(device, non_blocking=True)
+        src, dst = self.links[:, positions].to(device, non_blocking=True)
         dropped = self._dropped(torch.stack([src, dst]))
 
         # Of each end of a link, also of a negative one, the number of its positive link.

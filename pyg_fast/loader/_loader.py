@@ -11,6 +11,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 
 from ._core import Core
 from ._links import LinkInput
+from ._mistakes import warn_of_empty_mask, warn_of_stale_perm
 from ._options import (
     BatchOptions,
     GraphData,
@@ -49,6 +50,9 @@ class SampledLoader:
         """The constructor, of checked options."""
         seed = resolve_seed(seed, generator, batches)
         core = Core(data, seeds, sampling, storage, seed, custom_cls)
+        if isinstance(seeds, NodeInput) and not len(core.seeds):
+            warn_of_empty_mask(data, seeds.input_nodes, stacklevel=3)
+        warn_of_stale_perm(data, stacklevel=3)
         self._core = core
         self._seeds = SeedBatches(len(core.seeds), batches, seed, seeds.argument)
         self.transform = transform

@@ -24,7 +24,8 @@ def random_bits(seed: int, num_draws: int, count: int, device: torch.device) -> 
     """64 random bits for each of `count` numbers in each draw, as ``csrc/params/random.h`` has
     them."""
     draw = torch.arange(num_draws)[:, None]  # on the CPU: for so few numbers, launches take longer
-    start = mix64_(draw * _signed(0xD1342543DE82EF95) + _signed(seed)).to(device)
+    start = mix64_(draw * _signed(0xD1342543DE82EF95) + _signed(seed))
+    start = start.to(device, non_blocking=True)
     number = torch.arange(count, device=device)
     return mix64_(start + number * _signed(0x9E3779B97F4A7C15))
 

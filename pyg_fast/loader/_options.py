@@ -29,6 +29,7 @@ OutputTransform: TypeAlias = Callable[[Any], Any]
 PLACES = ('auto', 'host', 'device')
 SHARDED = 'sharded'  # a place of features alone
 SAMPLERS = ('neighbor', 'random_walk')
+NEGATIVES = ('binary', 'triplet')
 STRATEGIES = ('uniform', 'last')
 # Arguments for worker processes, which this loader does not have.
 WITHOUT_EFFECT = frozenset((
@@ -96,8 +97,10 @@ class SamplingOptions:
                 'random walks must be on a graph with one type of nodes and edges, without '
                 "'disjoint' and 'time_attr'"
             )
-        if -1 in self.fanouts:
-            raise ValueError("'num_neighbors' must be positive for random walks, got -1")
+        if min(self.fanouts) < 1:
+            raise ValueError(
+                f"'num_neighbors' must be positive for random walks, got {min(self.fanouts)}"
+            )
         is_directional = self.subgraph_type == SubgraphType.directional
         if not is_directional or self.replace or self.weight_attr is not None:
             raise ValueError(
@@ -160,6 +163,8 @@ def check_data(data: object) -> None:
         return
     if isinstance(data, (tuple, list)) and len(data) == 2:
         features, graph = data
+        if isinstance(data, list) and isinstance(graph, Data):
+            raise TypeError("'data' must be one graph, got a list: Batch.from_data_list joins them")
         if isinstance(features, FeatureStore) and isinstance(graph, GraphStore):
             return
     raise TypeError(
@@ -214,7 +219,7 @@ def resolve_fanouts(
         return (), _typed_fanouts(data, num_neighbors)
     if isinstance(num_neighbors, NumNeighbors):
         num_neighbors = num_neighbors.values
-    return check_num_neighbors(_as_ints(num_neighbors)), None
+    return check_num_neighbors(_as_ints(num_neighbors), least=0), None
 
 
 def _typed_fanouts(
@@ -288,6 +293,13 @@ def resolve_negatives(
             f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling, got "
             f'{type(neg_sampling).__name__}'
         )
+    mode: object = neg_sampling
+    if isinstance(neg_sampling, dict):
+        mode = neg_sampling.get('mode')
+    elif isinstance(neg_sampling, tuple):
+        mode = next(iter(neg_sampling), None)
+    if isinstance(mode, str):
+        check_choice('neg_sampling', mode, NEGATIVES)
     out = NegativeSampling.cast(neg_sampling)
     if out is None:
         if true_negatives:

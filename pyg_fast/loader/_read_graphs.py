@@ -1,10 +1,16 @@
 """Reads the graphs of a dataset, once."""
 
+import pickle
+import random
+import warnings
 from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol, TypeVar
 
+import numpy as np
+import torch
 from torch.utils.data import ConcatDataset, Subset
-from torch_geometric.data import InMemoryDataset
+from torch_geometric.data import Batch, InMemoryDataset
+from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import Compose, ComposeFilters
 from tqdm import tqdm
 
@@ -29,6 +35,12 @@ class GraphDataset(Protocol):
 def check_dataset(dataset: object) -> None:
     """Raises unless the dataset can be indexed, holds a graph, and gives each the same at every
     call."""
+    if isinstance(dataset, BaseData):
+        graphs = 'data.to_data_list()' if isinstance(dataset, Batch) else '[data]'
+        raise TypeError(
+            "'dataset' must be a list of Data or a dataset that can be indexed, got one "
+            f'{type(dataset).__name__}: write {graphs}'
+        )
     if not isinstance(dataset, Sized) or not hasattr(dataset, '__getitem__'):
         raise TypeError(
             "'dataset' must be a list of Data or a dataset that can be indexed, got "
@@ -64,6 +76,11 @@ def _parts_of(transform: object) -> Iterator[object]:
         yield transform
 
 
+def _state_of_random() -> bytes:
+    """The state of the generators that transforms draw from."""
+    return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
+
+
 def with_bar(items: Sequence[T], name: str) -> Iterator[T]:
     """The items; a bar shows the progress if it takes long."""
     yield from tqdm(items, name, unit='graph', delay=_SLOW)
@@ -74,7 +91,14 @@ def read_graphs(dataset: GraphDataset) -> Sequence[object]:
     if isinstance(dataset, (list, tuple)):
         return dataset
     copies = dataset._data_list if isinstance(dataset, InMemoryDataset) else None
+    before = _state_of_random()
     graphs = [dataset[k] for k in with_bar(range(len(dataset)), 'reading graphs')]
+    if _state_of_random() != before:
+        warnings.warn(
+            "'dataset' drew random numbers while a GraphLoader read its graphs, which it does "
+            'once: all epochs have the same. Apply a random transform to the batches, or use '
+            'torch_geometric.loader.DataLoader', stacklevel=3,
+        )  # fmt: skip
     if isinstance(dataset, InMemoryDataset):
         dataset._data_list = copies  # PyG would keep every graph a second time.
     return graphs

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from ..graph.graph import SampledHops
+from ..graph._cache import SampledHops
 from ..ops.neighbor_sample import sample_subgraph
 from ..ops.node_map import NodeMap
 from ..ops.typed_sample import Rules

@@ -74,6 +74,8 @@ class NodeInput:
         if isinstance(data, HeteroData):
             input_type, nodes = split_input_nodes(data, nodes)
             num_nodes = data[input_type].num_nodes
+        if isinstance(nodes, str):
+            _refuse_name(data, input_type, nodes)
         if isinstance(graph, TypedStructure):
             times = SeedTimes(
                 graph.node_time.get(input_type), options.time_attr is not None,
@@ -130,13 +132,15 @@ class NodeSeeds:
 
     def take(self, positions: Tensor, device: torch.device, seed: int) -> SeedBatch:
         def at(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[positions].to(device)
+            # A copy of few numbers need not wait for the work before it.
+            return None if values is None else values[positions].to(device, non_blocking=True)
 
         input_id = positions if self.input_id is None else self.input_id[positions]
-        nodes, time = self.nodes[positions].to(device), at(self.time)
-        kind = self.input_type
+        input_id = input_id.to(device, non_blocking=True)
+        nodes, time, kind = at(self.nodes), at(self.time), self.input_type
+        assert nodes is not None
         return SeedBatch(
-            nodes if kind is None else {kind: nodes}, (input_id.to(device), at(self.input_time)),
+            nodes if kind is None else {kind: nodes}, (input_id, at(self.input_time)),
             time if kind is None or time is None else {kind: time},
         )  # fmt: skip
 
@@ -161,6 +165,8 @@ def _times(
 ) -> Tensor | None:
     """The time of each seed: as given, or that of its node."""
     if not times.is_needed:
+        if input_time is not None:
+            raise ValueError("'input_time' must be given together with 'time_attr'")
         return None
     if input_time is not None:
         return input_time.long()
@@ -217,6 +223,17 @@ def split_input_nodes(
             f"'input_nodes' must name one of the node types {data.node_types}, got {input_type!r}"
         )
     return input_type, nodes
+
+
+def _refuse_name(data: Data | HeteroData | None, input_type: str | None, name: str) -> None:
+    """Raises for the name of a mask, in place of which the mask itself is wanted."""
+    if input_type is None and (data is None or name not in data):
+        return  # No mask: perhaps a node type is meant.
+    store = 'data' if input_type is None else f'data[{input_type!r}]'
+    raise TypeError(
+        f"'input_nodes' must be a tensor or a list of nodes, got the name {name!r}: pass "
+        f'{store}.{name}'
+    )
 
 
 def _as_tensor(input_nodes: object) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.index import index2ptr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from ..graph.graph import SampledHops
+from ..graph._cache import SampledHops
 from ._options import OutputTransform
 from ._versions import version_of
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from ..graph.graph import SampledHops
+from ..graph._cache import SampledHops
 from ..ops.node_map import NodeMap
 from ..ops.typed_sample import Rules, TypedSeeds, TypedSubgraph, sample_typed
 from ._hetero_subgraph import HeteroSubgraph
@@ -107,6 +107,7 @@ def _to_hetero_subgraph(
         None if edges is None else by_edge_type(edges), seeds.metadata,
         edges is not None, by_edge_type(longest),
         None if out.batch is None else by_node_type(out.batch), by_edge_type(out.indptr),
+        out.wholes,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The graph from which batches with types, times or a subgraph for each seed are sampled."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -219,8 +219,8 @@ def _join(
         for key in edge_types
     ]
     types = Types.of(
-        list(nodes.values()), ends, num_edges, [key in times for key in parts],
-        [key in weights for key in parts], device,
+        list(nodes.values()), ends, num_edges, _longest_rows(parts.values()),
+        [key in times for key in parts], [key in weights for key in parts], device,
     )  # fmt: skip
     big = max(sum(num_edges), types.num_nodes) >= 2**31
     index = torch.int64 if big else torch.int32
@@ -252,6 +252,12 @@ def _join(
         {key: part.layout for key, part in parts.items()},
         {key: time.cpu() for key, time in node_time.items()}, has_edge_time,
     )  # fmt: skip
+
+
+def _longest_rows(parts: Iterable[Structure]) -> list[int]:
+    """The most edges of a row of each structure."""
+    # They may be on different devices.
+    return [int(torch.cat([p.rowptr[:1] * 0, p.rowptr.diff()]).max()) for p in parts]
 
 
 def _weights(

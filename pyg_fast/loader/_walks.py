@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric.index import index2ptr
 
-from ..graph.graph import SampledHops
+from ..graph._cache import SampledHops
 from ..ops.neighbor_sample import relabel_ids
 from ..ops.node_map import NodeMap
 from ..ops.random_walk import pinsage_neighbors

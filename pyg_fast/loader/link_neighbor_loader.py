@@ -60,7 +60,7 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
       the smallest label of all links is 0, and 0 for negatives;
     - triplet: :obj:`src_index` and :obj:`dst_pos_index` :math:`(P)`, and :obj:`dst_neg_index`
       :math:`(P, \textrm{amount})`, or :math:`(P)` for one, and :obj:`seed_time`, if times are
-      given.
+      given. An :obj:`edge_label` of :obj:`data` stays, as PyG's: it is not that of these links.
 
     **Negatives** are drawn on :obj:`device`: binary ones by both ends, triplets by their
     destination, equally or in proportion to the weights of :obj:`neg_sampling`. As PyG's they may
@@ -79,7 +79,7 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
     Args:
         data (Data, HeteroData or (FeatureStore, GraphStore)): The graph.
         num_neighbors (list of int or dict): Most edges per node in each hop, from the
-            links outwards, of all edge types or of each; :obj:`-1`: all.
+            links outwards, of all edge types or of each; :obj:`-1`: all; :obj:`0`: none.
         edge_label_index (Tensor, optional): The links :math:`(2, |\mathcal{L}|)`, of any integer
             dtype. A copy is made. Of :obj:`HeteroData` a pair of the edge type, which need not be
             one of the graph, and links; or an edge type: all its edges.
@@ -211,7 +211,7 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         negatives = resolve_negatives(neg_sampling, neg_sampling_ratio, true_negatives)
         check_bool('drop_seed_edges', drop_seed_edges)
         if rev_edge_type and not drop_seed_edges:
-            raise ValueError("'rev_edge_type' must be given with 'drop_seed_edges=True'")
+            raise ValueError("'rev_edge_type' needs drop_seed_edges=True")
         seeds = LinkInput(
             edge_label_index,
             edge_label,

@@ -143,8 +143,8 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
             one type of nodes and edges; its structure is read once, and features by
             :meth:`multi_get_tensor`, for the nodes that do not match.
         num_neighbors (list of int, dict or NumNeighbors): Most edges per node in each hop, from the
-            seeds outwards; :obj:`-1`: all. Of :class:`~torch_geometric.data.HeteroData` for each
-            edge type, or a list by edge type; :obj:`0`: none.
+            seeds outwards; :obj:`-1`: all; :obj:`0`: none, but not for random walks. Of
+            :class:`~torch_geometric.data.HeteroData` for each edge type, or a list by edge type.
         batch_size (int): Number of seeds of a batch. (default: :obj:`1`)
         input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them. A copy is
             made. Of :class:`~torch_geometric.data.HeteroData` the node type, or a pair of it and
@@ -186,7 +186,8 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
         subgraph_type (SubgraphType or str): :obj:`"directional"`, :obj:`"bidirectional"` or
             :obj:`"induced"`, as in PyG. (default: :obj:`"directional"`)
         weight_attr (str, optional): Name of an edge-level attribute: edges are sampled in
-            proportion to it; those of a type without it evenly. (default: :obj:`None`)
+            proportion to it, those of weight zero only by :obj:`-1`; those of a type without it
+            evenly. (default: :obj:`None`)
         disjoint (bool): Give each seed a subgraph of its own. Rows are then not matched with the
             batch before. (default: :obj:`False`)
         time_attr (str, optional): Name of an attribute of nodes or of edges, of integers: sample by

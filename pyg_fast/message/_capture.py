@@ -23,7 +23,7 @@ from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
 from ._rows import ACROSS_EDGES, Reduced, RowPart, split_rows
-from ._trace import Like, last_place, run_on_fakes, trace
+from ._trace import READS_VALUE, Like, last_place, run_on_fakes, trace
 
 if TYPE_CHECKING:
     from ._passes import Passes
@@ -161,6 +161,8 @@ def _capture_graph(graph: GraphModule) -> CapturedMessage:
         if compares or node.target in (torch._check, torch.ops.aten._assert_scalar.default):
             graph.graph.erase_node(node)
         elif node.users and _is_lossy(node):
+            if any(each.target == 'item' for each in node.all_input_nodes):
+                raise Refused(READS_VALUE + last_place(node.stack_trace or ''))
             raise Refused('the number of edges or nodes is used as a number')
     check_functions(graph)
     return capture_twice(partial(_trace_program, graph))
@@ -208,7 +210,8 @@ def check_functions(graph: GraphModule) -> None:
             continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)
         if changes or isinstance(target, HigherOrderOperator):
-            raise Refused(f'{name} in message')
+            name = 'data' if name == '_get_data_attr' else name
+            raise Refused(f'{name} in message{last_place(node.stack_trace or "")}')
 
 
 _BATCH_NORMS = (F.batch_norm, torch.batch_norm)  # The sixth argument of both is the mode.

@@ -145,11 +145,14 @@ def _message_fake(
     plan: str, needs: list[bool], inputs: list[Tensor], seed: Tensor | None, csr: list[Tensor],
     perm: Tensor | None, t_perm: Tensor | None, num_src: int, num_dst: int,
 ) -> list[Tensor]:  # fmt: skip
-    parts = _layout(passes_of(plan), tuple(needs))[:5]
+    passes, num_edges = passes_of(plan), csr[1].size(0)
+    results, *kept = _layout(passes, tuple(needs))[:5]
+    written, results = results[: passes.num_written], results[passes.num_written :]
     return [
-        csr[0].new_empty((num_dst, *shape), dtype=csr[0].dtype if dtype is None else dtype)
-        for part in parts for shape, dtype in part
-    ]  # fmt: skip
+        csr[0].new_empty((rows, *shape), dtype=csr[0].dtype if dtype is None else dtype)
+        for rows, part in ((num_edges, written), *((num_dst, part) for part in (results, *kept)))
+        for shape, dtype in part
+    ]
 
 
 def _backward(

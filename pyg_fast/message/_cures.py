@@ -8,13 +8,16 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
     (r'calls (print|breakpoint|input)\b', 'print in forward, or remove the call'),
-    (r'calls \w+, which', 'call it in forward, and pass its result to propagate'),
-    (r'a value of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
+    (r'calls a logger|calls warnings', 'the call in forward, or remove it'),
+    (r'calls [\w.]+, which', 'call it in forward, and pass its result to propagate'),
+    (r'message asserts', 'the assertion in forward, on what propagate gets'),
+    (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
     (r'sets an attribute|global$', 'the attribute set in forward or update'),
     (r'^\d+ edges$|(too|so) few|fit into memory|sizes that differ|as many edges as destinations',
      "nothing: PyG's code is faster here; pyg_fast.small_graphs('kernel') runs the kernel"),
+    (r'edge_index of type', 'an edge_index for each layer: a dict goes to HeteroConv or HGTConv'),
     (r'sparse matrix', 'an edge_index in place of the sparse matrix'),
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),
     (r'torch\.(func|fx|export)|forward-mode', 'a call outside of the transform; to export, '
@@ -29,11 +32,18 @@ _CURES = [
     (r'heads of \d+ channels', 'more heads, of at most 256 channels (float64: 128)'),
     (r'compute capability', 'a newer GPU'),
     (r'^a batch ', 'as batch the graph of each node, int64, on the device of the features'),
+    (r'^data in message', 'detach() in place of .data'),
+    (r'used as a number', 'the number as a tensor that forward makes and propagate gets'),
+    (r'graph break', 'pyg_fast.compile(model, fullgraph=True) names the line'),
+    (r'^in compiled code no', 'a call without torch.compile, whose report tells more'),
     (r'hooks', 'no hooks while it trains'),
-    (r'BatchNorm|batch normalization|writes? into', 'the norm or the write in forward or update, '
-     'after propagate; in message new tensors, out of place'),
+    (r'BatchNorm|batch normalization', 'normalize the nodes in forward, or use LayerNorm'),
+    (r'writes? into', 'the write in forward or update, after propagate; in message new tensors'),
+    (r'(converts to|calls) NumPy', "torch's operations in place of NumPy's"),
+    (r'fill_value=', "fill_value='mean' or a number, or add_self_loops=False"),
+    (r'aggr=', "aggr='add': this layer has kernels for sums alone"),
     (r'overrid|patched|replaced|observed', "PyG's own methods: changes belong into message"),
-    (r'aggregation is listed|Aggregation has no|aggr=|semi_grad|clamp_min', _AGGRS),
+    (r'aggregation is listed|Aggregation has no|semi_grad|clamp_min', _AGGRS),
     (r'node_dim=', 'node_dim=-2, its default'),
     (r'decomposed_layers=', 'decomposed_layers=1, its default'),
     (r"reads '|message uses '|gathers", 'arguments of message that end in _i and _j: propagate('

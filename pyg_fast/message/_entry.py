@@ -52,7 +52,7 @@ from ._ir import Refused
 from ._passes import Passes
 from ._plan import Plan, describe, make_plan
 from ._run import SLOWER_IN_TILES, is_slower_in_tiles, run
-from ._trace import describe_error, line_of, tracing
+from ._trace import READS_VALUE, describe_error, line_of, tracing
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
 torch._dynamo.config.skip_guards_on_constant_func_defaults = False
@@ -587,7 +587,7 @@ class Entry:
             self.refused[None] = reason
             _warn_once(function, reason)
         except Refused as error:
-            reason = str(error)
+            reason = _in_users_terms(function, str(error))
         except RecursionError:
             reason = 'too many operations'
         self.refused[self._refusal_key(function, reduces, inputs, other)] = reason
@@ -619,6 +619,22 @@ class Entry:
             *((name, (x.dtype, x.shape) if isinstance(x, Tensor) else str(x))
               for name, x in other.items()),
         )  # fmt: skip
+
+
+def _in_users_terms(function: Function, reason: str) -> str:
+    """The reason for a refusal, with the line that Dynamo does not name."""
+    what, _, place = reason.partition(' (File ')
+    # What is refused then is what Dynamo makes of NumPy's functions.
+    if 'numpy' in getattr(_code_of(function), 'co_names', ()):
+        return f'message converts to NumPy{line_of(function, ".numpy")}'
+    if what == READS_VALUE and re.search(r'\bnp\.\w', place):
+        return reason.replace(what, 'message calls NumPy', 1)
+    if ': assert ' in place:
+        return reason.replace(what, 'message asserts what edges have', 1)
+    if what.endswith('used as a number') and not place:
+        found = {line_of(function, name) for name in ('.size', '.shape', '.numel', 'len')} - {''}
+        return what + found.pop() if len(found) == 1 else what
+    return reason
 
 
 def _to_device(

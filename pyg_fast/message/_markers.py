@@ -1,6 +1,6 @@
 """Markers: operators that stand for inputs, gathers and aggregations in captured graphs.
 
-In a graph that :func:`torch.compile` captures, :mod:`~pyg_fast.message._region` replaces what lies
+In a graph that :func:`torch.compile` captures, :mod:`~pyg_fast.message._replace` replaces what lies
 between markers by a kernel. Markers that it leaves decompose into PyG's operators.
 """
 

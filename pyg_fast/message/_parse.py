@@ -209,7 +209,7 @@ class Parser:
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target not in _readers:
-            raise Refused(f'{target} has no kernel')
+            raise Refused(f'{_written(node)} has no kernel')
         return _readers[target](self, node)
 
     @_reads(operator.getitem)
@@ -484,6 +484,7 @@ class Parser:
         program = self.program
         args = list(_args(node))
         bias = args.pop(0) if node.target is aten.addmm.default else None
+        _require_same_dtype(*args)
         x, weight = (self._value(arg) for arg in args)
         on_edges = self._is_on_edges(node)
         if on_edges and (program.dependence(weight) != 0 or program.dependence(x) == 0):
@@ -509,6 +510,7 @@ class Parser:
     @_reads(aten.bmm.default)
     def _bmm(self, node: Node) -> int:
         program = self.program
+        _require_same_dtype(*_args(node))
         a, b = (self._value(arg) for arg in node.args)
         lead, (m, k), n = program[a].shape[:-2], program[a].shape[-2:], program[b].shape[-1]
         of_params = not self._is_on_edges(node) or program.dependence(a) == 0
@@ -701,12 +703,24 @@ def _args(node: Node) -> tuple[Any, ...]:
     return node.args
 
 
+def _require_same_dtype(a: Node, b: Node) -> None:
+    """Leaves a product of two dtypes to PyG's code, in which torch raises an error."""
+    one, two = (_name(node.meta['val'].dtype) for node in (a, b))
+    if one != two:
+        raise Refused(f'a product of dtypes {one} and {two}')
+
+
 def _kwarg(node: Node, name: str, default: float) -> Any:
     return node.kwargs.get(name, default)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype)[len('torch.') :]
+
+
+def _written(node: Node) -> object:
+    """The operator that the user wrote: torch may have decomposed it into others."""
+    return node.meta.get('original_aten') or node.target
 
 
 def _source_line(node: Node) -> str:

@@ -23,7 +23,8 @@ from ._ir import (
 )
 from ._rows import Reduced, RowPart
 from ._softmax import is_multiple
-from ._tiles import WIDE, check_tiles
+from ._tile_values import WIDE
+from ._tiles import check_tiles
 from ._triton import Out
 
 # Kernels map features of an edge up to this many, and on CUDA with up to so many products; wider

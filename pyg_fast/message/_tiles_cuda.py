@@ -11,7 +11,9 @@ from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
 from ._ir import NODES, Inputs
-from ._tiles import EDGES, PLAN, Factor, TileSource, combine_text
+from ._tile_texts import EDGES, PLAN, combine_text
+from ._tile_values import Factor
+from ._tiles import TileSource
 
 if TYPE_CHECKING:
     from ._passes import Pass

@@ -80,28 +80,40 @@ def _on_fakes(inputs: Sequence[Like | float]) -> Iterator[list[Tensor | float]]:
     except Refused as error:
         raise Refused(one_line(error)) from None
     except Exception as error:
-        raise Refused(f'{type(error).__name__}: {one_line(error)}') from error
+        raise Refused(_with_type(error)) from error
 
 
 _OF_TORCH = str(Path(torch.__file__).parent)
 
+_OF_PYTHON = str(Path(inspect.__file__).parent)
+
+READS_VALUE = 'message reads a value of a tensor, as by if, item(), tolist(), repr() or a mask'
+_NO_OPERATION = r'message calls \1, which is no operation on tensors'
 # Errors of Dynamo in the user's terms.
 _TERMS = (
-    (r'Failed to trace builtin operator.*?builtin operator `(\w+)`',
-     r'message calls \1, which is no operation on tensors'),
-    (r'(Could not guard on|Could not extract|Data-dependent|data-dependent).*',
-     'message reads a value of a tensor, as by if, item() or a mask'),
+    (r'Failed to trace builtin operator.*?builtin operator `(\w+)`', _NO_OPERATION),
+    (r'marked as skipped.*?(?:function|builtin) `(?:<unknown module>\.)?([\w.]+?)\.?`',
+     _NO_OPERATION),
+    (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
+    (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
+     'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),
+    (r'Could not guard on|Could not extract|[Dd]ata.dependent|_local_scalar_dense|'
+     r'\b(tolist|item|repr)\(\)', READS_VALUE),
 )  # fmt: skip
+
+
+def _in_terms(error: Exception) -> str | None:
+    """What is wrong with a message, in the user's terms, if the error is known."""
+    for pattern, terms in _TERMS:
+        if found := re.search(pattern, str(error), re.DOTALL):
+            return found.expand(terms)
+    return None
 
 
 def one_line(error: Exception) -> str:
     """The first line of an error, and the last place in the user's code that it names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    for pattern, terms in _TERMS:
-        if found := re.search(pattern, str(error), re.DOTALL):
-            text = found.expand(terms)
-            break
+    text = _in_terms(error) or (lines[0] if lines else type(error).__name__)
     return text if 'File "' in text else text + last_place(str(error))
 
 
@@ -109,32 +121,42 @@ def last_place(trace: str) -> str:
     """The last place in the user's code of a stack trace, such as ' (File "a.py", line 3, in f:
     x)'; '' if it has none."""
     lines = [line.strip() for line in trace.splitlines()]
-    places = [line for line in lines if line.startswith('File "') and _OF_TORCH not in line]
+    places = [line for line in lines if line.startswith('File "') and not _is_library(line)]
     if not places:
         return ''
-    place = re.match(r'(File "(.+)", line (\d+), in \w+)', places[-1])
+    place = re.match(r'(File "(.+)", line (\d+), in [\w<>]+)', places[-1])
     if place is None:
         return f' ({places[-1]})'
     code = linecache.getline(place[2], int(place[3])).strip()
     return f' ({place[1]}: {code})' if code else f' ({place[1]})'
 
 
+def _is_library(place: str) -> bool:
+    """Whether a place is in torch or in Python's own modules."""
+    return _OF_TORCH in place or (_OF_PYTHON in place and 'site-packages' not in place)
+
+
 def describe_error(error: Exception) -> str:
     """An error of Dynamo in one line."""
-    text = one_line(error)
-    return text if isinstance(error, TorchDynamoException) else f'{type(error).__name__}: {text}'
+    return one_line(error) if isinstance(error, TorchDynamoException) else _with_type(error)
+
+
+def _with_type(error: Exception) -> str:
+    name = f'{type(error).__name__}: ' if _in_terms(error) is None else ''
+    return name + one_line(error)
 
 
 def line_of(function: Callable[..., object], name: str) -> str:
-    """The first line of a function that has a name, such as ' (File "a.py", line 3, in f: x)';
-    '' if there is none."""
+    """The first line of a function that has a name, or a method such as '.item', such as
+    ' (File "a.py", line 3, in f: x)'; '' if there is none."""
+    before = '' if name.startswith('.') else r'(?<![\w.])'
     try:
         lines, first = inspect.getsourcelines(function)
         path = inspect.getsourcefile(function)
     except (OSError, TypeError):
         return ''
     for number, line in enumerate(lines, first):
-        if re.search(rf'(?<![\w.]){re.escape(name)}\b', line):
+        if re.search(rf'{before}{re.escape(name)}\b', line):
             title = getattr(function, '__name__', type(function).__name__)
             return f' (File "{path}", line {number}, in {title}: {line.strip()})'
     return ''

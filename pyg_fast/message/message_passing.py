@@ -71,7 +71,7 @@ def message_passing(
         Tensor: The aggregated messages :math:`(N_{dst}, *)`.
 
     Raises:
-        TypeError: If an input is no tensor.
+        TypeError: If an input is no tensor, or :obj:`src`, :obj:`dst` or :obj:`edge` no dict.
         ValueError: If a name or a size does not fit, or :obj:`reduce` is unknown.
         IndexError: If the graph holds a node that the inputs do not have.
         NotImplementedError: With :obj:`strict=True`, if neither can run.
@@ -153,7 +153,11 @@ def _structure_names(
 def _collect_inputs(*roles: Mapping[str, object] | None) -> dict[tuple[str, str], Tensor]:
     """The inputs by role and name, checked."""
     inputs: dict[tuple[str, str], Tensor] = {}
-    for role, values in zip(('src', 'dst', 'edge'), roles, strict=True):
+    given: list[object] = [*roles]
+    for role, values in zip(('src', 'dst', 'edge'), given, strict=True):
+        if values is not None and not isinstance(values, Mapping):
+            got = type(values).__name__
+            raise TypeError(f"'{role}' must be a dict of tensors, such as dict(x=x), got {got}")
         for name, x in (values or {}).items():
             if not isinstance(x, Tensor):
                 got = type(x).__name__

@@ -33,6 +33,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
+from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..message._inputs import why_not as why_not_device
@@ -78,6 +79,8 @@ _WRITES = {
     TransformerConv.message: (TransformerConv.forward, 3),
 }  # fmt: skip
 
+HOOKED = 'hooks on its message passing'
+
 # Forwards of this package, and those of PyG whose arguments and results they have.
 FORWARDS: dict[Callable[..., object], Callable[..., object]] = {}
 
@@ -116,7 +119,7 @@ def why_not_layer(conv: MessagePassing, x: object) -> str | None:
         or own['_edge_update_forward_pre_hooks']
         or own['_edge_update_forward_hooks']
     ):
-        return 'hooks on its message passing'
+        return HOOKED
     # Compare methods of the class and of `own`: torch.compile sees bound ones as different.
     message, aggregate, update, message_and_aggregate, edge_update = cls._pyg_methods
     if (
@@ -151,6 +154,13 @@ def why_not_layer(conv: MessagePassing, x: object) -> str | None:
     if not (x.is_cuda or x.is_cpu):
         return f'features are on {x.device}'
     return None
+
+
+def what_is(edges: object) -> str:
+    """What edges are that are no list."""
+    if isinstance(edges, (Tensor, SparseTensor)):
+        return 'a sparse matrix'
+    return f'an edge_index of type {type(edges).__name__}'
 
 
 def may_fuse(conv: MessagePassing) -> bool:
@@ -198,7 +208,7 @@ def why_not_message(
     if not isinstance(edge_index, Tensor) or (
         edge_index.layout != torch.strided and is_torch_sparse_tensor(edge_index)
     ):
-        return 'a sparse matrix'
+        return what_is(edge_index)
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         return f'an edge_index of shape {list(edge_index.shape)}'
     reason = why_not_device(edge_index.device)
@@ -212,7 +222,7 @@ def why_not_message(
     if place is not None and _wants_attention(conv, place):
         return 'return_attention_weights'
     if any(hooks_of(own)):
-        return 'hooks on its message passing'
+        return HOOKED
     if (
         isinstance(edge_index, EdgeIndex) and conv.SUPPORTS_FUSED_EDGE_INDEX and conv.fuse
         and edge_index.is_sorted_by_col and not _is_graph_conv(type(conv))

@@ -1,7 +1,8 @@
 """The protocol of our layers: subclasses of PyG's that stay PyG layers."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +15,16 @@ from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
-from ._checks import why_not_layer
+from ._checks import what_is, why_not_layer
+from ._explain import explain
 from ._modules import PYGS, note_propagate
 
+# What PyG's code and torch raise for arguments that do not fit.
+_EXPLAINED = AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError
+
 ModuleT = TypeVar('ModuleT', bound=Module)
+P = ParamSpec('P')
+T = TypeVar('T')
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 # Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
@@ -43,6 +50,7 @@ class FusedModule:
     _base: type[Module]  # PyG's class
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
+    _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
 
     @classmethod
     def _fused_why_never(cls, conv: Any) -> str | None:
@@ -71,6 +79,10 @@ class FusedModule:
         """How our code ran in the last eager call: by a 'kernel', or over 'blocks' of edges."""
         return 'kernel' if self._last_run == '' else None
 
+    def _fused_beside(self) -> str:
+        """What else is known where PyG's code ran, to stand after the reason."""
+        return ''
+
     def _fused_note(self, reason: str) -> None:
         """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
         if not torch.compiler.is_compiling():
@@ -91,6 +103,20 @@ class FusedLayer(FusedModule, Mixin):
 
     _base: type[MessagePassing]
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if getattr(cls.__call__, '__module__', None) == __name__:
+            cls.__call__ = with_own_code(cls.__call__)  # type: ignore[method-assign]
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except _EXPLAINED as error:
+            explain(self, args, kwargs, error)
+            raise
+
     def __prepare_scriptable__(self) -> MessagePassing:
         return self._fused_to_base()
 
@@ -104,6 +130,17 @@ class FusedLayer(FusedModule, Mixin):
             vars(out).pop(name, None)
         out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
         return out
+
+
+def with_own_code(function: Callable[P, T]) -> Callable[P, T]:
+    """A copy of a function. Dynamo compiles a code object at most eight times: the layers that a
+    program compiles one by one would share the number."""
+    out = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    out.__qualname__, out.__doc__ = function.__qualname__, function.__doc__
+    return out
 
 
 class Fused(FusedLayer):
@@ -121,7 +158,7 @@ class Fused(FusedLayer):
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     # `cache_input` is of layers that 0.2 has pickled.
-    _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
+    _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', '_last_compiled', 'cache_input')
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -180,7 +217,7 @@ class Fused(FusedLayer):
         none is known."""
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
-            self._fused_note('a sparse matrix' if sparse else 'arguments that no kernel takes')
+            self._fused_note(what_is(edge_index) if sparse else 'arguments that no kernel takes')
         return edges_for_pyg(edge_index)
 
     def __prepare_scriptable__(self) -> MessagePassing:
@@ -221,11 +258,32 @@ def recast(module: Module, cls: type[ModuleT]) -> ModuleT:
 def edges_for_pyg(edge_index: Adj) -> Adj:
     """The edges in a form that PyG's own code takes. Under a function transform and in inference
     mode PyG's EdgeIndex raises errors."""
+    check_exported(edge_index)
     if isinstance(edge_index, EdgeIndex) and (
         transforms_active() or torch.is_inference_mode_enabled()
     ):
         return edge_index.as_tensor()
-    return edge_index.to_edge_index() if isinstance(edge_index, PreparedGraph) else edge_index
+    if isinstance(edge_index, PreparedGraph):
+        return edge_index.to_edge_index()
+    return in_int64(edge_index)
+
+
+def in_int64(edge_index: Adj) -> Adj:
+    """A plain list of edges in the dtype that PyG's code takes; kernels take all integers."""
+    if type(edge_index) is Tensor and edge_index.dtype in (torch.int32, torch.int16, torch.int8):
+        return edge_index.long()
+    return edge_index
+
+
+def check_exported(edge_index: object) -> None:
+    """Raises :class:`TypeError` where PyG's code or torch would raise an error that names neither
+    the argument nor the cure; or the program would take no plain tensor."""
+    if torch.compiler._is_exporting_flag and isinstance(edge_index, EdgeIndex):
+        kind = type(edge_index).__name__
+        raise TypeError(
+            f"'edge_index' must be a plain tensor to export a model, got {kind}: pass "
+            'edge_index.as_tensor()'
+        )
 
 
 def entries(adj_t: Adj, num_src: int, num_dst: int, flow: str) -> tuple[Tensor, OptTensor] | None:

@@ -1,5 +1,6 @@
 """GAT and GATv2 layers."""
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,7 @@ from ..message._entry import Entry
 from ..message._fallback import tell
 from ..message._inputs import Looped, check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
+from ..ops._edges import check_edge_index
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.edge_scores import edge_and_loop_scores, edge_scores
@@ -30,6 +32,7 @@ from ..ops.gat import GAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
+from ._explain import check_like_parameters
 from ._layer import Fused, entries, known_edges
 from ._modules import is_plain_linear, part_of, weight_and_bias
 
@@ -120,13 +123,16 @@ class _FusedAttention(Fused):
             out_dtype != x.dtype,
         )  # fmt: skip
 
-    def _check_edge_attr(self, edge_index: Tensor, edge_attr: Tensor, x: Tensor) -> None:
+    def _check_edge_attr(self, edge_index: Tensor, edge_attr: Tensor) -> None:
         wanted = [edge_index.size(1), self.edge_dim]
         got = [*edge_attr.shape, 1] if edge_attr.dim() == 1 else list(edge_attr.shape)
         if got != wanted:
+            check_edge_index(edge_index)  # Its shape may be what is wrong.
             raise ValueError(f"'edge_attr' must have shape {wanted}, got {list(edge_attr.shape)}")
-        if edge_attr.device != x.device:
-            raise ValueError(f"'edge_attr' is on {edge_attr.device}, but 'x' is on {x.device}")
+        # PyG's mean over self-loops takes integers, too.
+        weight = self.lin_edge.weight
+        if edge_attr.is_floating_point() or edge_attr.device != weight.device:
+            check_like_parameters('edge_attr', edge_attr, weight)
 
     def _fused_bias(self, out_dtype: torch.dtype) -> OptTensor:
         """The bias, if the kernel can add it."""
@@ -215,6 +221,8 @@ class FusedGATConv(_FusedAttention, GATConv):
         return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, PairTensor] | tuple[Tensor, SparseTensor]:
         """"""
+        if edge_attr is not None and self.lin_edge is None and not torch.compiler.is_compiling():
+            warnings.warn("'edge_attr' has no effect without 'edge_dim', as in PyG", stacklevel=5)
         out = None
         if not return_attention_weights:
             out = self._fused(x, edge_index, edge_attr, size)
@@ -240,10 +248,12 @@ class FusedGATConv(_FusedAttention, GATConv):
         by_rule = isinstance(self.fill_value, str) and self.add_self_loops and has_edges
         if by_rule and (self.fill_value not in LOOP_FILLS or ends[0] is not ends[1]):
             return None
+        if has_edges and edge_attr.dtype == torch.bool:  # PyG's mean of truth values is another.
+            return None
 
         src, dst = ends
         if has_edges:
-            self._check_edge_attr(edge_index, edge_attr, src)
+            self._check_edge_attr(edge_index, edge_attr)
         # Before the linear maps: PyG's code would run them again, with hooks.
         graph = self._graph(edge_index, src, dst, has_edges)
         if graph is None:
@@ -379,7 +389,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         out = None
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             if not is_torch_sparse_tensor(edge_index):
-                self._check_edge_attr(edge_index, edge_attr, x if isinstance(x, Tensor) else x[0])
+                self._check_edge_attr(edge_index, edge_attr)
                 if (
                     not torch.compiler.is_compiling()  # where it would guard the number of edges
                     and has_few_edges(edge_index, self.heads * self.out_channels)

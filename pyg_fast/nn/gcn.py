@@ -361,6 +361,7 @@ class _Edges(NamedTuple):
 def check_weight(edge_weight: Tensor, edge_index: Tensor, x: Tensor | CBSR) -> None:
     """Raises unless there is a weight for each edge, on the device of the features."""
     if edge_weight.size(0) != edge_index.size(1):
+        check_edge_index(edge_index)  # Its shape may be what is wrong.
         raise ValueError(
             f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
         )

@@ -1,5 +1,7 @@
 """The graph isomorphism layer."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch_geometric.nn import GINConv
@@ -45,11 +47,25 @@ class FusedGINConv(FusedReduce, GINConv):
           :math:`(|\mathcal{V}_t|, F_{out})` if bipartite
 
     Raises:
+        TypeError: If :obj:`nn` cannot be called.
         ValueError: If :obj:`edge_index` is on another device, or a size does not fit :obj:`x`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
     _base = GINConv
+
+    def __init__(
+        self,
+        nn: Callable[[Tensor], Tensor],
+        eps: float = 0.0,
+        train_eps: bool = False,
+        **kwargs: object,
+    ) -> None:
+        if not callable(nn):
+            raise TypeError(
+                f"'nn' must be a network, such as torch.nn.Linear(64, 8), got {type(nn).__name__}"
+            )
+        super().__init__(nn, eps, train_eps, **kwargs)
 
     def forward(
         self,

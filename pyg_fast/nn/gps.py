@@ -64,7 +64,7 @@ class FusedGPSConv(FusedModule, GPSConv):
     """
 
     _base = GPSConv
-    _fused_own = ('_last_run',)
+    _fused_own = ('_last_run', '_last_compiled')
 
     @classmethod
     def _fused_why_never(cls, conv: GPSConv) -> str | None:

@@ -13,6 +13,7 @@ from torch_geometric.nn import HGTConv, MessagePassing
 from torch_geometric.nn.dense import HeteroLinear
 from torch_geometric.typing import Adj
 
+from ..graph.prepared_graph import list_of
 from ..message import Fallback
 from ._modules import is_plain
 from .message_passing import MIXINS, FusedPropagate, why_not
@@ -45,7 +46,12 @@ class FusedHeterogeneousAttention(FusedPropagate):
         self, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Adj]
     ) -> dict[str, Tensor]:
         if torch.compiler.is_compiling():
-            return super().forward(x_dict, edge_index_dict)
+            # PyG joins the lists of all relations; Inductor's code of prepared ones raises errors.
+            plain = {
+                relation: list_of(edges) if isinstance(edges, Tensor) else edges
+                for relation, edges in edge_index_dict.items()
+            }
+            return super().forward(x_dict, plain)
         try:
             ends = _checked(self, x_dict, edge_index_dict)
         except Fallback as reason:

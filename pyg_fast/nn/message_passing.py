@@ -3,8 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import FunctionType
-from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch_geometric.typing import Adj, OptTensor, Size
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import (
+    TOO_FEW,
     has_few_edges,
     may_be_mlp,
     reason_of,
@@ -26,6 +26,7 @@ from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs
 from ..message._rows import put_in
+from ..ops._numbers import check_flag
 from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
 from . import _direct
@@ -43,14 +44,13 @@ from ._checks import (
     why_not_arguments,
     why_not_message,
 )
-from ._layer import FusedLayer, edges_for_pyg
+from ._explain import check_edge_rows
+from ._layer import FusedLayer, check_exported, edges_for_pyg, in_int64, with_own_code
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS
 from ._reduce import combined
 
-P = ParamSpec('P')
-T = TypeVar('T')
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 _PYTHON_PROPAGATE = MessagePassing.propagate
@@ -111,17 +111,6 @@ def _runs_python(cls: type) -> bool:
     return found[0] is _PYTHON_PROPAGATE
 
 
-def _with_own_code(function: Callable[P, T]) -> Callable[P, T]:
-    """A copy of a function. Dynamo compiles a code object at most eight times: the layers that a
-    program compiles one by one would share the number."""
-    out = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__,
-        function.__defaults__, function.__closure__,
-    )  # fmt: skip
-    out.__qualname__, out.__doc__ = function.__qualname__, function.__doc__
-    return out
-
-
 class FusedPropagate(FusedLayer):
     """Mixin before a :class:`~torch_geometric.nn.MessagePassing`: :meth:`propagate` runs
     :meth:`message` and the aggregation as one kernel where that is PyG's result."""
@@ -133,7 +122,7 @@ class FusedPropagate(FusedLayer):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if getattr(cls.__call__, '__module__', None) == __name__:
-            cls.__call__ = _with_own_code(cls.__call__)  # type: ignore[method-assign]
+            cls.__call__ = with_own_code(cls.__call__)  # type: ignore[method-assign]
 
     @classmethod
     def _fused_why_never(cls, conv: MessagePassing) -> str | None:
@@ -148,6 +137,16 @@ class FusedPropagate(FusedLayer):
         entry = self.__dict__.get('_fused_entry')
         in_blocks = entry is not None and entry.in_blocks
         return 'blocks' if self._last_run == '' and in_blocks else super()._fused_how()
+
+    def _fused_beside(self) -> str:
+        """What is known of a message that did not run, as there were few edges."""
+        entry = self.__dict__.get('_fused_entry')
+        if self._last_run is None or not self._last_run.endswith(TOO_FEW):
+            return ''
+        if entry is None:
+            return ', so its message was not looked at'
+        refused = list(entry.refused.values())
+        return f'; with more: {refused[-1]}' if refused else ''
 
     def _fused_note(self, reason: str) -> None:
         """Records what ran: the first reason of a call stays."""
@@ -166,6 +165,7 @@ class FusedPropagate(FusedLayer):
             out = _marked(self, edge_index, size, kwargs)
             if out is not None:
                 return out
+            check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)
         own = self.__dict__
@@ -190,6 +190,7 @@ class FusedPropagate(FusedLayer):
             if plain is not edge_index:
                 size = edge_index.sparse_size() if size is None else size
                 edge_index = plain
+            edge_index = in_int64(edge_index)
             out = _direct.propagate(self, edge_index, size, kwargs)
             if out is not None:
                 return out
@@ -210,6 +211,8 @@ class FusedPropagate(FusedLayer):
                     f"{type(self).__name__}(strict=True): PyG's code would run: {error}"
                 ) from error
         kwargs = _pairs_of(self, kwargs)
+        if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
+            check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
         return super().propagate(edges_for_pyg(edge_index), size=size, **kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
@@ -296,6 +299,7 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
     def __init__(
         self, aggr: Aggregation = 'sum', *, strict: bool = False, **kwargs: object
     ) -> None:
+        check_flag('strict', strict)
         super().__init__(aggr, **kwargs)
         self.strict = strict
         mark(self)
@@ -341,7 +345,7 @@ def _is_exporting() -> bool:
 def _marked(
     conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, object]
 ) -> OptTensor:
-    """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
+    """The result of `propagate` with marks for :mod:`~pyg_fast.message._replace`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
     if marks is None or (_is_exporting() and not marks.in_export) or transforms_traced():

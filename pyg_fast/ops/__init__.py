@@ -1,5 +1,6 @@
 """The operations: typed checks, kernels, gradients."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,9 @@ def __getattr__(name: str) -> object:
         return import_module('pyg_fast.attention').segment_attention
     if name == 'maxk':
         return import_module('pyg_fast.papers.maxk').maxk
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    raise AttributeError(
+        f'module {__name__!r} has no attribute {name!r}', name=name, obj=sys.modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from ..sparse.operator import SparseOperator
 from ._library import ops
 from ._saved import Context, save, saved
 from .column_sums import column_sums
-from .path import ALL_ROWS, Rectify, Rows, Watch, expanded, no_result_in_place
+from .path import ALL_ROWS, Rectify, Rows, Watch, expanded, no_result_in_place, number_of
 from .product import placed_product, product, raw_product
 from .row_blocks import RowBlock, column_tiles
 
@@ -49,10 +49,10 @@ class Plan(NamedTuple):
     that of all nodes, or an execution path's part of it; :obj:`None` if the features of all nodes
     are a constant that is aggregated already. :obj:`whole` is the operator of all nodes if the
     forward pass needs it in addition to a part. Inputs and outputs have a row per node unless they
-    are :obj:`compact`; :obj:`fill` is the value of rows that are not computed, and :obj:`watch`
-    checks their gradients. :obj:`out_acc` as in :func:`~pyg_fast.ops.product.product`. With
-    :obj:`parts` the operator is that of all nodes, or of a path with :obj:`forward` and a compact
-    result.
+    are :obj:`compact`; rows that are not computed are :func:`number_of` :obj:`fill`, and
+    :obj:`watch` checks their gradients. :obj:`out_acc` as in
+    :func:`~pyg_fast.ops.product.product`. With :obj:`parts` the operator is that of all nodes, or
+    of a path with :obj:`forward` and a compact result.
     """
 
     part: SparseOperator | None
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     whole: SparseOperator | None = None
     compact_in: bool = False
     compact_out: bool = False
-    fill: float = 0.0
+    fill: float | None = None
     out_acc: bool = False
     watch: Watch | None = None
     parts: Parts | None = None
@@ -148,7 +148,7 @@ def _forward(
         else:
             out = torch.addmm(out, root, root_weight.t())
     if plan.whole is None and not plan.compact_out and plan.dst.position is not None:
-        out = ops.expand_rows.default(out, plan.dst.position, plan.fill)
+        out = ops.expand_rows.default(out, plan.dst.position, number_of(plan.fill, out.dtype))
     return out, aggregated
 
 
@@ -175,7 +175,8 @@ class LinearProduct(torch.autograd.Function):
             save(ctx, x, weight, root_weight, out if plan.parts.rectify is not None else None, plan)
             return out
         # Save only what the backward pass reads: the part, and on a path its rows.
-        rows = () if plan.dst is ALL_ROWS else (plan.src, plan.dst, plan.watch)
+        dst = Rows(plan.dst.nodes, None)
+        rows = () if plan.dst is ALL_ROWS else (plan.src, dst, plan.watch)
         kept = aggregated if needs_weight else None
         save(ctx, x, None if is_constant else weight, root_weight, kept, plan.part, *rows)
         return out

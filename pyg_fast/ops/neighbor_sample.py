@@ -269,7 +269,7 @@ class _MiniBatch:
             rowptr, weight, self.n_id, self.counts, self.rowptr, hop, fanout, replace, self.max_new
         )
         max_nodes = self.max_new
-        max_edges = max_nodes * fanout if fanout > 0 else _MOST_EDGES
+        max_edges = max_nodes * fanout if fanout >= 0 else _MOST_EDGES
         if hop > 0 and not replace:  # its nodes are distinct
             max_edges = min(max_edges, col.numel())
         if self.knows_sizes or self.max_edges + max_edges > _MOST_GUESSED:

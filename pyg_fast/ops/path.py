@@ -1,7 +1,8 @@
 """The rows of an execution path: gather, scatter, and checks of gradients outside of it."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -34,6 +35,24 @@ class Rows(NamedTuple):
 ALL_ROWS = Rows(None, None)
 
 
+class Watched(Protocol):
+    """What a backward pass reports to."""
+
+    def note(self, counter: Tensor) -> None:
+        """Takes note of a counter, or raises."""
+
+
+_watched: 'WeakValueDictionary[int, Watched]' = WeakValueDictionary()
+_keys = count()
+
+
+def watched(by: Watched) -> int:
+    """A key by which backward passes find it, also those of compiled code."""
+    key = next(_keys)
+    _watched[key] = by
+    return key
+
+
 class Watch(NamedTuple):
     r"""Counts non-zero rows of gradients outside of a path.
 
@@ -41,13 +60,13 @@ class Watch(NamedTuple):
         - **position:** negative for nodes outside of the path :math:`(N)`
         - **counter:** :math:`(1)`, int64
 
-    :obj:`noted` is a weak reference to a callback after each backward pass; :obj:`None` in compiled
-    code. :obj:`strict` waits for the device, to raise an error at once.
+    Each backward pass reports to :obj:`by`, a key of :func:`watched`. :obj:`strict` waits for the
+    device, to raise an error at once.
     """
 
     position: Tensor
     counter: Tensor
-    noted: Callable[[], Callable[[], None] | None] | None
+    by: int
     layer: int
     num_dst: int
     strict: bool
@@ -55,25 +74,46 @@ class Watch(NamedTuple):
     def look(self, grad: Tensor) -> None:
         """Counts the rows of a gradient."""
         # `.data`: counting must not change the version of a saved tensor.
-        ops.count_outside.default(grad.detach(), self.position, self.counter.data)
-        if self.noted is None:
-            return
-        if self.strict and not is_capturing(self.counter):
-            self.check()
-        elif (noted := self.noted()) is not None:
-            noted()
+        counter = self.counter.data
+        ops.count_outside.default(grad.detach(), self.position, counter)
+        args = counter, self.by, self.layer, self.num_dst, self.strict
+        if torch.compiler.is_compiling():
+            torch.ops.pyg_fast.note_outside.default(*args)
+        else:
+            _note_outside(*args)
 
-    def check(self) -> None:
-        """Raises ValueError if the counter is not zero; waits for the device."""
-        count = int(self.counter)
-        if count:
-            self.counter.data.zero_()
-            raise ValueError(
-                f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
-                f'{self.num_dst} active nodes: the loss, or a layer between that mixes nodes, such '
-                'as BatchNorm, reads other nodes than those of the mask. Restrict the loss to '
-                'the mask, normalize each node by itself (LayerNorm), or prepare other paths'
-            )
+
+def check_counter(counter: Tensor, layer: int, num_dst: int) -> None:
+    """Raises ValueError if a counter is not zero; waits for the device."""
+    lost = int(counter)
+    if lost:
+        counter.data.zero_()
+        raise ValueError(
+            f"'path' of layer {layer} has lost gradients of {lost} rows outside of its {num_dst} "
+            'active nodes: the loss, or a layer between that mixes nodes, such as BatchNorm, reads '
+            'other nodes than those of the mask. Restrict the loss to the mask, normalize each '
+            'node by itself (LayerNorm), or prepare other paths'
+        )
+
+
+def _note_outside(counter: Tensor, by: int, layer: int, num_dst: int, strict: bool) -> None:
+    if is_capturing(counter):
+        return
+    path = _watched.get(by)
+    if path is None or strict:  # Nobody asks a path that is gone later.
+        check_counter(counter, layer, num_dst)
+    else:
+        path.note(counter)
+
+
+# An op, as code in Python does not run in a compiled backward pass.
+_library = torch.library.Library('pyg_fast', 'FRAGMENT')
+_library.define(
+    'note_outside(Tensor(a!) counter, int by, int layer, SymInt num_dst, bool strict) -> ()'
+)
+_library.impl('note_outside', _note_outside, 'CPU')
+_library.impl('note_outside', _note_outside, 'CUDA')
+_library.impl('note_outside', lambda *_: None, 'Meta')
 
 
 def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
@@ -95,9 +135,16 @@ def no_result_in_place() -> bool:
     return torch.compiler.is_compiling()
 
 
-def _spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
+def number_of(fill: float | None, dtype: torch.dtype) -> float:
+    """What rows hold that are not computed. None: the smallest positive normal number, a zero
+    behind which :func:`relu` lets gradients through, so that the check of a path notices them."""
+    return torch.finfo(dtype).tiny if fill is None else fill
+
+
+def _spread(x: Tensor, rows: Rows, fill: float | None) -> Tensor:
     """The rows of all nodes, those that do not exist filled with a number; no gradient."""
     assert rows.position is not None
+    fill = number_of(fill, x.dtype)
     num_nodes = rows.position.size(0)
     # A GPU fills memory faster than with a kernel that looks for each row.
     sparse = x.is_cuda and num_nodes >= 8 * x.size(0) and num_nodes * x.size(1) >= _MANY
@@ -106,8 +153,8 @@ def _spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
     return ops.expand_rows.default(x, rows.position, fill)
 
 
-def expand(x: Tensor, rows: Rows, fill: float = 0.0, watch: Watch | None = None) -> Tensor:
-    """Scatters rows to all nodes; others are :obj:`fill`; differentiable."""
+def expand(x: Tensor, rows: Rows, fill: float | None = 0.0, watch: Watch | None = None) -> Tensor:
+    """Scatters rows to all nodes; others are :func:`number_of` :obj:`fill`; differentiable."""
     return x if rows.nodes is None else Expand.apply(x, rows, fill, watch)
 
 
@@ -115,8 +162,10 @@ class Expand(torch.autograd.Function):
     """Its backward gathers the rows again."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, rows: Rows, fill: float, watch: Watch | None) -> Tensor:
-        save(ctx, rows, watch)
+    def forward(
+        ctx: Context, x: Tensor, rows: Rows, fill: float | None, watch: Watch | None
+    ) -> Tensor:
+        save(ctx, Rows(rows.nodes, None), watch)
         return _spread(x, rows, fill)
 
     @staticmethod

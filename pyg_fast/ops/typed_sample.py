@@ -34,12 +34,14 @@ class Types(NamedTuple):
     first_node: tuple[int, ...]
     ends: tuple[tuple[int, int], ...]
     num_edges: tuple[int, ...]
+    longest: tuple[int, ...]  # the most edges of a row
     table: Tensor  # as kernels read it, on the device
 
     @classmethod
     def of(
         cls, num_nodes: Sequence[int], ends: Sequence[tuple[int, int]], num_edges: Sequence[int],
-        has_time: Sequence[bool], has_weight: Sequence[bool], device: torch.device,
+        longest: Sequence[int], has_time: Sequence[bool], has_weight: Sequence[bool],
+        device: torch.device,
     ) -> 'Types':  # fmt: skip
         """The types of a graph whose node types have `num_nodes` nodes."""
         first_node = (0, *np.cumsum(np.array(num_nodes, dtype=np.int64)).tolist())
@@ -52,7 +54,7 @@ class Types(NamedTuple):
             )
         ]
         return cls(
-            first_node, tuple(ends), tuple(num_edges),
+            first_node, tuple(ends), tuple(num_edges), tuple(longest),
             torch.tensor(table, dtype=torch.int64, device=device).view(len(ends), 6),
         )  # fmt: skip
 
@@ -126,6 +128,7 @@ class TypedSubgraph(NamedTuple):
     num_sampled_nodes: list[list[int]]
     num_sampled_edges: list[list[int]] | None
     indptr: list[Tensor]  # as rowptr, int64
+    wholes: tuple[Tensor, ...]  # of which the others are parts; none if they are not
 
 
 def sample_typed(
@@ -249,12 +252,7 @@ class _TypedBatch:
         """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
         types = self.types
         distinct = self.root is None
-        edges = []
-        for fanout, (_, dst), count in zip(fanouts, types.ends, types.num_edges, strict=True):
-            most = self.new[dst] * fanout if fanout >= 0 else _MOST_EDGES if self.new[dst] else 0
-            if distinct and hop > 0 and not self.rules.replace:
-                most = min(most, count)
-            edges.append(most)
+        edges = self._most_edges(hop, fanouts)
         guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
         if self.knows_sizes or self.max_edges + sum(edges) > guessed:
             edges = self._read_sizes(hop)
@@ -267,6 +265,22 @@ class _TypedBatch:
         self._reserve()
         self._fit_table(hop)
         return sum(edges)
+
+    def _most_edges(self, hop: int, fanouts: tuple[int, ...]) -> list[int]:
+        """Upper bounds of the edges of each type."""
+        types, replace = self.types, self.rules.replace
+        bounds = []
+        for fanout, (_, dst), count, longest in zip(
+            fanouts, types.ends, types.num_edges, types.longest, strict=True
+        ):
+            of_row = longest
+            if fanout >= 0:
+                of_row = fanout * (longest > 0) if replace else min(fanout, longest)
+            most = self.new[dst] * of_row
+            if self.root is None and hop > 0 and not replace:
+                most = min(most, count)
+            bounds.append(most)
+        return bounds
 
     def _read_sizes(self, hop: int) -> list[int]:
         """The edges of each type of this hop; makes the bounds of earlier hops exact."""
@@ -318,12 +332,15 @@ class _TypedBatch:
         )  # fmt: skip
         sizes, starts, sums = total.tolist(), out_edges.tolist(), count.tolist()
         row_starts, row_sizes = out_rows.tolist(), rows.tolist()
+        indptr = rowptr.long()
+        pairs = _parts(ends, [2 * k for k in starts], [2 * n for n in sums])
         return TypedSubgraph(
             list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
-            [ends[2 * k : 2 * (k + n)].view(2, n) for k, n in zip(starts, sums, strict=False)],
+            [pair.view(2, n) for pair, n in zip(pairs, sums, strict=True)],
             _parts(rowptr, row_starts, row_sizes), _parts(col, starts, sums),
             _parts(e_id, starts, sums), nodes.T.tolist(), edges.T.tolist(),
-            _parts(rowptr.long(), row_starts, row_sizes),
+            _parts(indptr, row_starts, row_sizes),
+            (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
     def take_induced(self) -> TypedSubgraph:
@@ -354,7 +371,7 @@ class _TypedBatch:
             row += size
         return sampled._replace(
             edge_index=edges, rowptr=[part.int() for part in indptr], col=cols, e_id=e_ids,
-            num_sampled_edges=None, indptr=indptr,
+            num_sampled_edges=None, indptr=indptr, wholes=(),
         )  # fmt: skip
 
 
@@ -365,7 +382,11 @@ def _aligned(sizes: Ints) -> Ints:
 
 
 def _parts(whole: Tensor, starts: list[int], sizes: list[int]) -> list[Tensor]:
-    return [whole[k : k + size] for k, size in zip(starts, sizes, strict=False)]
+    """The parts that begin at `starts`, whose last is the end: one call, with what pads them."""
+    lengths = []
+    for begin, end, size in zip(starts, starts[1:], sizes, strict=False):
+        lengths += [size, end - begin - size]
+    return list(whole.split(lengths)[::2])
 
 
 @fake('take_typed')

@@ -12,11 +12,12 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ..graph import Graph, graph_of, set_group_sizes
+from ..ops._numbers import check_flag
 from ..ops.product import raw_product
 from ..sparse.groups import check_size
 from ..sparse.operator import SparseOperator
 from ._degrees import Degrees
-from .to_csr import ToCSR
+from .to_csr import ToCSR, check_no_data
 
 STRATEGIES = ('regression', 'measured', 'learned')
 COEFFICIENTS = ('fitted', 'paper')
@@ -119,7 +120,9 @@ class GroupSizes(BaseTransform):
         coefficients: str | None = None,
         atomic: bool = False,
     ) -> None:
+        check_no_data('GroupSizes()', strategy)
         _check(strategy, width, coefficients)
+        check_flag('atomic', atomic)
         self.strategy = strategy
         self.width = width
         self.coefficients = coefficients

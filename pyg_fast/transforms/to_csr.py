@@ -89,7 +89,11 @@ class ToCSR(BaseTransform):
     edge types.
 
     .. warning::
-        Put this transform last. These of PyG 2.8 raise an error after it, some of them for some
+        Put this transform last. Transforms after it that add, merge or drop edges, such as
+        :obj:`AddSelfLoops`, :obj:`GCNNorm` and :obj:`ToUndirected`, leave a permutation
+        :obj:`e_perm` of other edges, or merge its positions as if they were features; a sampling
+        loader then warns.
+        These of PyG 2.8 raise an error after it, some of them for some
         inputs only: :class:`~torch_geometric.transforms.FeaturePropagation`,
         :class:`~torch_geometric.transforms.GDC`,
         :class:`~torch_geometric.transforms.LineGraph`,
@@ -129,6 +133,7 @@ class ToCSR(BaseTransform):
     perm: str | None = E_PERM  # of a transform that an earlier version has saved
 
     def __init__(self, keep_edge_index: bool = True, perm: str | None = E_PERM) -> None:
+        check_no_data('ToCSR()', keep_edge_index)
         check_flag('keep_edge_index', keep_edge_index)
         if perm is not None and (not isinstance(perm, str) or not perm or perm[0] == '_'):
             raise ValueError(f"'perm' must be the name of an attribute or None, got {perm!r}")
@@ -163,6 +168,15 @@ class ToCSR(BaseTransform):
         options = [] if self.keep_edge_index else ['keep_edge_index=False']
         options += [] if self.perm == E_PERM else [f'perm={self.perm!r}']
         return f'{type(self).__name__}({", ".join(options)})'
+
+
+def check_no_data(transform: str, option: object) -> None:
+    """Raises if the first option of a transform is data, which belong into its call."""
+    if isinstance(option, BaseData):
+        name = transform.partition('(')[0]
+        raise TypeError(
+            f'{name} takes options, and what it makes takes the data: write {transform}(data)'
+        )
 
 
 def _find_perm(store: EdgeStorage, name: str | None, keep: bool) -> bool:

@@ -272,7 +272,7 @@ def test_workers_of_the_rival_end_with_it(bench: Any, filters: bool) -> None:
     left_out: dict[str, str] = {}
     if not bench._minibatch.pyg_backend(left_out, 'loader'):
         pytest.skip(left_out['loader'])
-    loader = bench.PyGLoader(inputs, (4, 3), 20, 1, 2, filter_per_worker=filters)
+    loader = bench.pyg_loader(inputs, (4, 3), 20, 1, 2, filter_per_worker=filters)
     assert len(list(loader)) == len(list(loader)) == 2
     (worker,) = set(multiprocessing.active_children()) - before
     start = time.perf_counter()

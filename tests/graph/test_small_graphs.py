@@ -131,6 +131,28 @@ def test_gatv2_with_edges(device: torch.device) -> None:
     assert 'too few' in why_pygs(fast)
 
 
+def test_the_report_says_what_is_known_of_the_message() -> None:
+    class Prints(Own):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            str(x_i)
+            return x_j
+
+    x, edges = of_few(torch.device('cpu'))
+    for conv, then in ((Own(), ''), (Prints(), '; with more: message calls str, which ')):
+        fast, few = pyg_fast.accelerate(conv), f'{EDGES} edges are too few for a kernel to pay'
+        fast(x, edges)
+        (report,) = pyg_fast.accelerate_report(fast)
+        assert report.reason == f'{few}, so its message was not looked at'
+        assert report.cure.startswith("nothing: PyG's code is faster here")
+        with pyg_fast.small_graphs('kernel'):
+            fast(x, edges)
+        fast(x, edges)
+        (report,) = pyg_fast.accelerate_report(fast)
+        assert report.reason.startswith(few + then)
+        assert (report.reason == few) == (then == '')
+        assert report.cure.startswith('call it in forward' if then else 'nothing: ')
+
+
 def test_log(caplog: pytest.LogCaptureFixture) -> None:
     """Once for a class, and no warning."""
 

@@ -1,10 +1,19 @@
 """The private parts of the loader that tests call: they know these by this module alone."""
 
-from pyg_fast.loader import _columns, _negatives, _order, _pipeline, _seeds, _stats
+from pyg_fast.loader import (
+    _columns,
+    _core,
+    _negatives,
+    _order,
+    _pipeline,
+    _sample,
+    _seeds,
+    _stats,
+)
 
 __all__ = [
-    'Budget', 'Meter', 'PendingBatch', 'ThreadedIterator', '_columns', '_negatives',
-    'greedy_order', 'mix_seeds',
+    'Budget', 'Meter', 'PendingBatch', 'ThreadedIterator', '_columns', '_core', '_negatives',
+    '_sample', 'greedy_order', 'mix_seeds',
 ]  # fmt: skip
 
 Budget = _columns.Budget  # of device memory, for features

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 from pyg_fast.loader import FastNeighborLoader
@@ -36,14 +36,20 @@ def test_input_nodes(nodes: Any, error: type[Exception], says: str) -> None:
 @pytest.mark.parametrize(
     ('num_neighbors', 'error'),
     [
-        ([0], ValueError), ([5, 0], ValueError), ([-2], ValueError), ([], ValueError),
-        ([2.5], TypeError), ([True], TypeError), (['3'], TypeError), (5, TypeError),
+        ([-2], ValueError), ([5, -3], ValueError), ([], ValueError), ([2.5], TypeError),
+        ([True], TypeError), (['3'], TypeError), (5, TypeError),
         ({('a', 'to', 'b'): [3]}, TypeError), (None, TypeError),
     ],
 )  # fmt: skip
 def test_num_neighbors(num_neighbors: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="'num_neighbors'"):
         FastNeighborLoader(random_data(), num_neighbors)
+
+
+@pytest.mark.parametrize('none_or_all', [0, -1])
+def test_num_neighbors_of_walks(none_or_all: int) -> None:
+    with pytest.raises(ValueError, match=f"'num_neighbors' must be positive .* got {none_or_all}"):
+        FastNeighborLoader(random_data(), [3, none_or_all], sampler='random_walk')
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,7 @@ def test_num_neighbors(num_neighbors: Any, error: type[Exception]) -> None:
         ('input_time', [0] * 60, TypeError),
         ('temporal_strategy', 'first', ValueError),
         ('max_age', 3, ValueError),
+        ('input_time', torch.zeros(3, dtype=torch.int64), ValueError),
         ('max_age', 0.5, TypeError),
         ('neighbor_sampler', object(), TypeError),
         ('collate_fn', list, TypeError),
@@ -185,6 +192,17 @@ def test_remote_data() -> None:
         FastNeighborLoader((features, graph), [3])
     with pytest.raises(ValueError, match='weight_attr'):
         FastNeighborLoader((MyFeatureStore(), graph), [3], weight_attr='w')
+
+
+def test_names_of_masks() -> None:
+    data = random_data()
+    data.train_mask = torch.ones(60, dtype=torch.bool)
+    with pytest.raises(TypeError, match=r"'input_nodes' .*'train_mask': pass data\.train_mask"):
+        FastNeighborLoader(data, [3], input_nodes='train_mask')
+    typed = HeteroData({'a': {'num_nodes': 3}})
+    typed['a', 'to', 'a'].edge_index = torch.zeros(2, 1, dtype=torch.long)
+    with pytest.raises(TypeError, match=r"'input_nodes' .*'seeds': pass data\['a'\]\.seeds"):
+        FastNeighborLoader(typed, [3], input_nodes=('a', 'seeds'))
 
 
 def test_refusals_name_what_to_use() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.transforms as T
 from torch.utils.data import DataLoader
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import CachedLoader, NeighborLoader, PrefetchLoader, ZipLoader
 from torch_geometric.nn import GCN, GraphSAGE
 from torch_geometric.sampler import NodeSamplerInput
@@ -43,13 +44,14 @@ def test_is_a_loader_of_pyg_and_torch() -> None:
 @pytest.mark.parametrize('form', ['plain', 'prepared', 'adj_t', 'accelerated', 'cached'])
 def test_inference_of_models(device: torch.device, model: type, form: str) -> None:
     data = random_data()
+    data.x = data.x.double()  # Rounding tells nothing then.
     if form == 'adj_t':
-        dense = torch.zeros(60, 60)
+        dense = torch.zeros(60, 60, dtype=torch.float64)
         dense[data.edge_index[1], data.edge_index[0]] = 1
         dense.fill_diagonal_(0)  # PyG's GCNConv adds loops to those of a sparse matrix.
         data.edge_index = dense.t().nonzero().t().contiguous()
         del data.edge_attr
-    net = model(5, 8, 2, 3).eval().to(device)
+    net = model(5, 8, 2, 3).double().eval().to(device)
     if model is GraphSAGE:  # A batch has all edges of its seeds.
         wanted = net(data.x.to(device), data.edge_index.to(device))
     else:
@@ -279,6 +281,43 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="'collate_fn' must not be given: use 'transform'"):
         FastNeighborLoader(random_data(), [3], collate_fn=loader.collate_fn)
     assert FastNeighborLoader(random_data(), [3], collate_fn=None).collate_fn([1]).batch_size == 1
+
+
+@pytest.mark.parametrize(
+    ('transform', 'stale'),
+    [(T.AddSelfLoops(), True), (T.GCNNorm(), True), (T.ToUndirected(), True),
+     (T.LargestConnectedComponents(), False), (T.NormalizeFeatures(), False)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_warns_of_a_permutation_of_other_edges(transform: T.BaseTransform, stale: bool) -> None:
+    data = transform(ToCSR()(random_data()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always', UserWarning)
+        FastNeighborLoader(data, [3])
+        FastNeighborLoader(ToCSR()(data), [3])
+    found = [str(w.message) for w in caught if 'permutation' in str(w.message)]
+    assert found == stale * [
+        f"'data.e_perm' is not the permutation of the {data.num_edges} edges any more: a transform "
+        'after ToCSR has added, merged or dropped edges. Apply ToCSR last'
+    ]
+    assert all(w.filename == __file__ for w in caught)
+
+
+def test_warns_of_an_empty_mask(device: torch.device) -> None:
+    data = random_data()
+    data.mine = torch.zeros(data.num_nodes, dtype=torch.bool)
+    expected = r"'input_nodes' \(data.mine\) is a mask of \d+ nodes that is False everywhere"
+    with pytest.warns(UserWarning, match=expected) as caught:
+        loader = FastNeighborLoader(data, [3], input_nodes=data.mine, shuffle=True, device=device)
+    assert caught[0].filename == __file__
+    assert list(loader) == []
+    typed = HeteroData({'a': {'x': data.x}, ('a', 'to', 'a'): {'edge_index': data.edge_index}})
+    with pytest.warns(UserWarning, match=r"'input_nodes' is a mask"):
+        FastNeighborLoader(typed, [3], input_nodes=('a', data.mine), device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        none = torch.empty(0, dtype=torch.long)  # the share of a process, for example
+        assert list(FastNeighborLoader(data, [3], input_nodes=none, device=device)) == []
 
 
 def test_batches_leave_out_the_permutation_of_the_edges(device: torch.device) -> None:

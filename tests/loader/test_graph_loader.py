@@ -3,7 +3,8 @@
 import copy
 import logging
 import pickle
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DistributedSampler, Subset
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import pyg_fast
 from pyg_fast.graph import graph_of
+from pyg_fast.graph.prepared_graph import list_of
 from pyg_fast.loader import GraphLoader
 from pyg_fast.nn import FusedGATConv, FusedGCNConv, FusedSAGEConv
 from pyg_fast.transforms import ToCSR
@@ -81,10 +84,14 @@ def cases(draw: st.DrawFn) -> SimpleNamespace:
 def test_as_pygs_batches(device: torch.device, case: SimpleNamespace) -> None:
     options = dict(follow_batch=case.follow, exclude_keys=case.exclude)
     loader = GraphLoader(case.graphs, device=device, edge_order=case.order, **options)
-    sorts = case.order == 'sorted' and 'edge_index' not in case.exclude
+    got = loader(case.ids)
+    sorts = isinstance(got.get('edge_index'), EdgeIndex)
+    # With as many edges as nodes the names of attributes decide.
+    if 'edge_index' in got and any(each.num_nodes != each.num_edges for each in case.graphs):
+        assert sorts == (case.order == 'sorted')
     graphs = list(map(sort_edges, case.graphs)) if sorts else case.graphs
     wanted = Batch.from_data_list([graphs[k] for k in case.ids], **options)
-    check_batch(loader(case.ids), wanted, device)
+    check_batch(got, wanted, device)
 
 
 @pytest.mark.filterwarnings('ignore:Unable to accurately infer')
@@ -272,6 +279,40 @@ def test_random_transforms_are_refused(transform: Any) -> None:
             GraphLoader(dataset)
 
 
+@pytest.mark.parametrize('key', ['bond', 'edge_attr', 'edge_bond'])
+def test_attributes_that_may_be_those_of_edges(
+    key: str, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With as many edges as nodes only a name tells; or one graph lacks a row."""
+    graphs = []
+    for n in (10, 6, 10, 7):
+        graphs.append(Data(x=torch.randn(n, 4), edge_index=torch.randint(n, (2, n))))
+        graphs[-1][key] = torch.randn(n - (key == 'edge_attr' and n == 6), 3)
+    ours, theirs = list(GraphLoader(graphs, 2, device=device)), list(DataLoader(graphs, 2))
+    assert ('in the order of the dataset' in caplog.text) == (key != 'edge_bond')
+    for mine, other in zip(ours, theirs, strict=True):
+        ends, wanted = list_of(mine.edge_index).cpu(), other.edge_index
+        order = torch.arange(wanted.size(1))
+        if key == 'edge_bond':
+            order = (wanted[1] * mine.num_nodes + wanted[0]).argsort(stable=True)
+        assert torch.equal(ends, wanted[:, order])
+        rows = other[key] if key != 'edge_bond' else other[key][order]
+        assert torch.equal(mine[key].cpu(), rows)
+
+
+@pytest.mark.parametrize('draw', [
+    lambda: torch.randn(1), lambda: random.random(), lambda: np.random.rand(),
+])  # fmt: skip
+def test_own_random_transforms_warn(draw: Callable[[], Any]) -> None:
+    def transform(data: Data) -> Data:
+        data.noise = float(draw())
+        return data
+
+    with pytest.warns(UserWarning, match='drew random numbers') as caught:
+        GraphLoader(Stored(molecules(3), transform))
+    assert caught[0].filename == __file__
+
+
 def test_copies(device: torch.device) -> None:
     graphs = molecules(9)
     loader = GraphLoader(graphs, 4, device=device, pad='buckets', follow_batch=['x'])
@@ -400,6 +441,10 @@ def test_wrong_arguments() -> None:
         GraphLoader(graphs, batchsize=3)
     with pytest.raises(TypeError, match="'dataset' must be a list of Data"):
         GraphLoader(iter(graphs))
+    with pytest.raises(TypeError, match=r"'dataset' .* got one Data: write \[data\]"):
+        GraphLoader(graphs[0], 4)
+    with pytest.raises(TypeError, match=r"'dataset' .* DataBatch: write data.to_data_list\(\)"):
+        GraphLoader(Batch.from_data_list(graphs), 4)
     with pytest.raises(ValueError, match="'dataset' must hold at least one graph"):
         GraphLoader([])
     with pytest.raises(TypeError, match='graphs of one class, got Data as graph 0 and PairData as'):

@@ -453,6 +453,22 @@ def test_replicas_divide_the_links() -> None:
         )
 
 
+@pytest.mark.parametrize('size', [7, 300])
+def test_triplets_leave_the_labels_of_data_as_pyg_does(device: torch.device, size: int) -> None:
+    data = random_data()
+    data.edge_label, data.edge_label_index = torch.rand(size), data.edge_index[:, :size]
+    data.edge_label_time = torch.arange(size)
+    options = {'edge_label_index': data.edge_label_index, 'neg_sampling': 'triplet'}
+    pyg = next(iter(LinkNeighborLoader(data, [-1], batch_size=4, **options)))
+    batch = next(iter(FastLinkNeighborLoader(data, [-1], batch_size=4, **options, device=device)))
+    for name in ('edge_label', 'edge_label_index', 'edge_label_time'):
+        assert (name in batch) == (name in pyg)
+    if size == 7:
+        assert torch.equal(batch.edge_label.cpu(), pyg.edge_label)
+    else:  # One for each edge: those of the sampled edges.
+        assert torch.equal(batch.edge_label.cpu(), data.edge_label[batch.e_id.cpu()])
+
+
 def test_called_with_links(device: torch.device) -> None:
     data = random_data()
     loader = FastLinkNeighborLoader(
@@ -550,7 +566,10 @@ def test_two_iterators_at_once(device: torch.device) -> None:
         ({'edge_label': torch.ones(300), 'neg_sampling': 'triplet'}, ValueError, "'edge_label'"),
         ({'input_id': torch.arange(3)}, ValueError, "'input_id'.*'edge_label_index'"),
         ({'neg_sampling': 5}, TypeError, "'neg_sampling'.*int"),
-        ({'neg_sampling': 'unary'}, ValueError, 'unary'),
+        *(
+            ({'neg_sampling': each}, ValueError, "'neg_sampling' must be one of .* got 'unary'")
+            for each in ('unary', ('unary', 1), {'mode': 'unary'})
+        ),
         ({'neg_sampling': ('triplet', 0.5)}, ValueError, 'amount'),
         ({'neg_sampling': ('binary', 0)}, ValueError, 'amount'),
         ({'neg_sampling': ('binary', math.inf)}, ValueError, "'neg_sampling.amount'"),
@@ -560,7 +579,7 @@ def test_two_iterators_at_once(device: torch.device) -> None:
         ({'true_negatives': True}, ValueError, "'true_negatives'.*'neg_sampling'"),
         ({'true_negatives': 1}, TypeError, "'true_negatives'"),
         ({'drop_seed_edges': None}, TypeError, "'drop_seed_edges'"),
-        ({'rev_edge_type': True}, ValueError, "'rev_edge_type'.*'drop_seed_edges"),
+        ({'rev_edge_type': True}, ValueError, "'rev_edge_type' needs drop_seed_edges=True"),
         ({'neighbor_sampler': 1}, TypeError, r'torch_geometric\.loader\.LinkNeighborLoader'),
         ({'batchsize': 5}, TypeError, 'FastLinkNeighborLoader got unexpected'),
     ],

@@ -543,6 +543,18 @@ def test_other_attributes(device: torch.device) -> None:
         assert batch.number == 3
 
 
+@pytest.mark.parametrize('disjoint', [False, True])
+def test_sparse_attributes(device: torch.device, disjoint: bool) -> None:
+    data = random_data()
+    x, edge_attr = data.x.relu(), data.edge_attr.relu()
+    data.x, data.edge_attr = x.to_sparse(), edge_attr.to_sparse(1)
+    for batch in loaded(data, [3, 2], batch_size=16, disjoint=disjoint, device=device):
+        assert batch.x.layout == batch.edge_attr.layout == torch.sparse_coo
+        assert batch.x.device.type == device.type
+        assert torch.equal(batch.x.to_dense().cpu(), x[batch.n_id.cpu()])
+        assert torch.equal(batch.edge_attr.to_dense().cpu(), edge_attr[batch.e_id.cpu()])
+
+
 def test_attributes_along_another_dimension(device: torch.device) -> None:
     class Own(Data):
         def __cat_dim__(self, key: str, value: object, *args: object) -> object:
@@ -589,6 +601,24 @@ def test_numpy_and_pyg_numbers_of_neighbors() -> None:
     assert all(map(equal, wanted, loaded(data, (3, 2), seed=1, batch_size=9)))
     assert all(map(equal, wanted, loaded(data, list(np.array([3, 2])), seed=1, batch_size=9)))
     assert all(map(equal, wanted, loaded(data, NumNeighbors([3, 2]), seed=1, batch_size=9)))
+
+
+@pytest.mark.parametrize('disjoint', [False, True])
+def test_hops_without_neighbors(device: torch.device, disjoint: bool) -> None:
+    args = {'batch_size': 9, 'disjoint': disjoint, 'device': device}
+    wanted = loaded(random_data(), [-1], **args)
+    for one, none, two in zip(
+        wanted, loaded(random_data(), [0, -1], **args), loaded(random_data(), [-1, 0], **args),
+        strict=True,
+    ):  # fmt: skip
+        assert none.num_sampled_nodes == [one.batch_size, 0, 0]
+        assert none.num_sampled_edges == [0, 0]
+        assert none.edge_index.shape == (2, 0)
+        assert torch.equal(none.n_id, one.n_id[: one.batch_size])
+        assert two.num_sampled_nodes == [*one.num_sampled_nodes, 0]
+        assert two.num_sampled_edges == [*one.num_sampled_edges, 0]
+        assert torch.equal(two.n_id, one.n_id)
+        assert torch.equal(two.edge_index.as_tensor(), one.edge_index.as_tensor())
 
 
 def test_arguments_of_workers_are_taken() -> None:

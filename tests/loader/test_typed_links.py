@@ -19,7 +19,7 @@ from torch_geometric.utils import trim_to_layer
 from pyg_fast.loader import FastLinkNeighborLoader
 from tests.loader._graphs import random_data
 from tests.loader._hetero import EDGES, plain_graph, random_hetero
-from tests.loader._parts import mix_seeds
+from tests.loader._parts import _sample, mix_seeds
 from tests.loader.test_hetero import flat
 from tests.ops._typed import Rule, Seeds, sample
 
@@ -355,6 +355,32 @@ def test_all_edges_of_a_type(device: torch.device) -> None:
         assert loader.input_data.input_type == WRITES
 
 
+def test_dropping_edges_of_two_types_reads_numbers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each read waits."""
+    reads: list[str] = []
+
+    def counted(name: str) -> Any:
+        real = getattr(Tensor, name)
+        return lambda x, *args: (reads.append(name), real(x, *args))[1]
+
+    def drop_edges(*args: Any) -> Any:
+        reads.clear()
+        out = real(*args)
+        seen.append(list(reads))
+        return out
+
+    real, seen = _sample.drop_edges, []
+    monkeypatch.setattr(_sample, 'drop_edges', drop_edges)
+    for name in ('tolist', 'item', 'nonzero', '__bool__', '__int__'):
+        monkeypatch.setattr(Tensor, name, counted(name))
+    data = random_hetero()
+    next(iter(loader_of(
+        data, WRITES, data[WRITES].edge_index, num_neighbors=[-1, -1], batch_size=8,
+        drop_seed_edges=True, rev_edge_type=REVERSE[WRITES],
+    )))  # fmt: skip
+    assert seen[0] == ['tolist']
+
+
 @pytest.mark.parametrize('kind', [WRITES, CITES])
 def test_no_edge_of_links_with_all_neighbors(device: torch.device, kind: Any) -> None:
     """The batch is that of the graph without these edges."""
@@ -496,7 +522,7 @@ TIME = torch.arange(80)
         ({'disjoint': True, 'subgraph_type': 'induced'}, ValueError, "'disjoint'"),
         ({'rev_edge_type': CITES, 'drop_seed_edges': True}, ValueError, "'rev_edge_type'"),
         ({'rev_edge_type': 3, 'drop_seed_edges': True}, TypeError, "'rev_edge_type'"),
-        ({'rev_edge_type': REVERSE[WRITES]}, ValueError, "'rev_edge_type' must be given with"),
+        ({'rev_edge_type': REVERSE[WRITES]}, ValueError, "'rev_edge_type' needs drop_seed_edges"),
         ({'subgraph_type': 'bidirectional', 'drop_seed_edges': True}, ValueError, "'rev_edge_t"),
         ({'neg_sampling': NegativeSampling('triplet', 1, None, torch.ones(25))}, ValueError, '40'),
     ],

@@ -70,6 +70,10 @@ def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     pointer.memory[place[mask]] = value[mask]
 
 
+def _add(pointer: Pointer, value: Any, mask: Any = None, sem: str = 'acq_rel') -> None:
+    store(pointer, load(pointer, mask) + value, mask)
+
+
 def _sum(x: Any, axis: int | None = None, keep_dims: bool = False) -> Block:
     """As threads do: neighbours first."""
     x = np.asarray(x).reshape(-1) if axis is None else np.moveaxis(np.asarray(x), axis, 0)
@@ -146,7 +150,7 @@ TL = SimpleNamespace(
     zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
     full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
     cast=lambda x, dtype: block(x, dtype), cdiv=lambda a, b: block(-(-a // b)),
-    load=load, store=store, debug_barrier=lambda: None, rand=_rand,
+    load=load, store=store, atomic_add=_add, debug_barrier=lambda: None, rand=_rand,
     sum=_sum, reduce=lambda x, axis, combine, keep_dims=False: _sum(x, axis, keep_dims),
     max=_best(np.fmax), min=_best(np.fmin),
     maximum=_better(np.fmax, np.maximum), minimum=_better(np.fmin, np.minimum),

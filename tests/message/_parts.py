@@ -9,7 +9,7 @@ from pyg_fast.message import (
     _passes,
     _pieces,
     _plan,
-    _region,
+    _replace,
     _run,
     _statistics,
     _tiles,
@@ -20,7 +20,7 @@ from pyg_fast.message import (
 __all__ = [
     'BINARY', 'EDGE', 'FORMS', 'SRC', 'UNARY', 'Form', 'Out', 'Pass', 'Passes', 'Pieces', 'Plan',
     'Program', 'Recipe', 'Schedule', 'Value', '_blocks', '_cuda', '_entry', '_passes', '_pieces',
-    '_plan', '_region', '_run', '_tiles', '_tiles_cuda', 'combine_kernel', 'divide_rows',
+    '_plan', '_replace', '_run', '_tiles', '_tiles_cuda', 'combine_kernel', 'divide_rows',
     'is_float', 'jit_function', 'run_pass_cpu', 'statistics_blocks', 'statistics_kernel',
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from tests._compiled import assert_like_pyg, graph_data
+from tests._compiled import Backend, assert_like_pyg, graph_data
 from tests.message._expressions import Expression
 
 CHANNELS = 8
@@ -36,9 +36,14 @@ class RandomMessage(MessagePassing):
         self.row = torch.nn.Parameter(torch.randn(CHANNELS))
         # Of the sizes of the first graph.
         self.other = torch.nn.Parameter(torch.randn(draw.choice([num_nodes, num_edges, CHANNELS])))
+        # Which values of edges are read after the message, as they are or in a product.
+        self.keeps = draw.choice(['none', 'none', 'value', 'product'])
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, edge=edge)
+    def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Tensor | tuple[Tensor, ...]:
+        out = self.propagate(edge_index, x=x, edge=edge)
+        if self.keeps == 'none':
+            return out
+        return out, self.kept * edge if self.keeps == 'product' else self.kept
 
     def message(self, x_i: Tensor, x_j: Tensor, edge: Tensor, index: Tensor, size_i: int) -> Tensor:
         if self.kind == 'written':
@@ -52,6 +57,8 @@ class RandomMessage(MessagePassing):
             'map_j': self.lin(x_j), 'map_i': self.lin(x_i), 'product': x_j * edge,
         }  # fmt: skip
         out = self.expression(values).tanh() + self.other.mean() + 0.1 * x_j
+        if self.keeps != 'none':
+            self.kept = values['product'] + out
         if self.kind == 'sunk':
             return self.lin(out)
         if self.kind == 'softmax':
@@ -80,3 +87,37 @@ def check(seed: int, device: torch.device) -> None:
 @pytest.mark.parametrize('seed', range(20))
 def test_random_message(seed: int, device: torch.device) -> None:
     check(seed, device)
+
+
+class Kept(MessagePassing):
+    """A dropout of a product, which is read after the message; or written into."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> tuple[Tensor, ...]:
+        out = self.propagate(edge_index, x=x, edge=edge)
+        if self.training:
+            return out, self.kept
+        self.kept.mul_(2)
+        return out, self.kept, self.view
+
+    def message(self, x_j: Tensor, edge: Tensor) -> Tensor:
+        self.kept = torch.nn.functional.dropout(x_j * edge, 0.5, self.training)
+        self.view = self.kept.view(-1, 2, CHANNELS // 2)
+        return self.kept if self.training else self.view.sigmoid().flatten(1)
+
+
+def test_write_into_values_that_others_read(device: torch.device) -> None:
+    """A view of what is written after the message shows it."""
+    assert_like_pyg(Kept().double().eval(), [graph_data(20, 50, device)], kernels=1)
+
+
+def test_dropped_values_that_others_read(device: torch.device) -> None:
+    """They are those that the sum has."""
+    backend = Backend()
+    compiled = torch.compile(
+        pyg_fast.accelerate(Kept().to(device)), backend=backend, fullgraph=True
+    )
+    x, edge_index, edge = graph_data(20, 50, device)
+    out, kept = compiled(x, edge_index, edge)
+    assert backend.kernels == 1
+    assert (kept == 0).any()
+    torch.testing.assert_close(out, torch.zeros_like(out).index_add(0, edge_index[1], kept))

@@ -165,6 +165,8 @@ def test_wrong_arguments(
     edges, roles, _ = case(device)
     with pytest.raises(ValueError, match="'reduce' must be one of"):
         message_passing(edges, gate, **roles, reduce='median')
+    with pytest.raises(TypeError, match="'src' must be a dict of tensors, .* got Tensor"):
+        message_passing(edges, gate, roles['src']['q'])
     with pytest.raises(ValueError, match='are empty; give the message an input'):
         message_passing(edges, gate)
     with pytest.raises(TypeError, match=r"'edge\['a'\]' must be a tensor, got float"):

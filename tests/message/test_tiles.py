@@ -22,7 +22,15 @@ from pyg_fast.nn import message_passing
 from tests._compiled import Backend
 from tests._report import plan_of, runs_in_blocks, why_pygs
 from tests.message._by_numpy import by_numpy
-from tests.message._parts import _blocks, _region, _tiles, _tiles_cuda, divide_rows
+from tests.message._parts import (
+    EDGE,
+    Program,
+    _blocks,
+    _replace,
+    _tiles,
+    _tiles_cuda,
+    divide_rows,
+)
 
 pytest.importorskip('triton')
 N, E = 50, 400
@@ -484,25 +492,30 @@ def test_dropout(aggr: str, reads_twice: bool, on_cpu: bool, device: torch.devic
         torch.testing.assert_close((grads[0] * direction).sum(), change, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize('aggr', ['add', 'max'])
+@pytest.mark.parametrize('kind', ['add', 'max', 'edges that others read'])
 def test_compiled(
-    aggr: str, x: Tensor, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: str, x: Tensor, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_plan = _region.make_plan
+    make_plan = _replace.make_plan
 
     def plan_on_gpu(captured: Any, reduces: Any) -> Any:
         return make_plan(dataclasses.replace(captured, on_cuda=True), reduces)
 
-    monkeypatch.setattr(_region, 'make_plan', plan_on_gpu)
+    monkeypatch.setattr(_replace, 'make_plan', plan_on_gpu)
     torch.manual_seed(1)
-    layer = Two(16, 24, 20, aggr).to(device)
+    args, layer = [x, edges()], Mesh(16).to(device)
+    if kind in ('add', 'max'):
+        layer = Two(16, 24, 20, kind).to(device)
+    else:  # The op writes them: a kernel for the sum alone would run their maps twice.
+        args.append(torch.randn(E, 16))
     ours = pyg_fast.compile(copy.deepcopy(layer), fullgraph=True)
-    args = as_type([x, edges()], torch.float32, device)
+    args = as_type(args, torch.float32, device)
     with on_tiles(device) as names:
         found = results(ours, args)
     assert device.type == 'cuda' or names.count('message_tiles') == 2
     for mine, theirs in zip(found, results(layer, args), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+        most = float(theirs.detach().abs().max())
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * most)
 
 
 @pytest.mark.parametrize('make', [
@@ -510,15 +523,14 @@ def test_compiled(
 ])  # fmt: skip
 def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
     torch.manual_seed(1)
-    layer, backend = make(), Backend()
+    layer = make()
     layer.first = nn.Linear(34, layer.first.out_features)
-    layer = layer.double()
-    ours = torch.compile(pyg_fast.accelerate(copy.deepcopy(layer)), backend=backend, fullgraph=True)
-    args = as_type([x, edges(), torch.randn(E, 2)], torch.float64, CPU)
-    found = results(ours, args)
-    assert backend.kernels == 1
-    for mine, theirs in zip(found, results(layer, args), strict=True):
+    args, backend = as_type([x, edges(), torch.randn(E, 2)], torch.float64, CPU), Backend()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer.double()))
+    ours = torch.compile(ours, backend=backend, fullgraph=True)
+    for mine, theirs in zip(results(ours, args), results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs)
+    assert backend.kernels == 1
 
 
 class Filter(MessagePassing):
@@ -694,3 +706,12 @@ def test_bound_of_shared_memory(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> N
     with by_numpy(divide_rows):
         layer(x, edges())
     assert 'runs over blocks of' in plan_of(layer)
+
+
+def test_a_matrix_that_no_product_reads() -> None:
+    program = Program()
+    weight = program.permute(program.add('load', (), ('param', 1), (4, 3)), (1, 0))
+    x = program.add('load', (), ('edge', 0), (4,), dependence=EDGE)
+    at = program.pointwise('add', x, program.add('sum', (weight,), (0,), (4,)))
+    with pytest.raises(_tiles.Refused, match=r'a parameter of shape \(3, 4\)'):
+        _tiles.generate_tiles(program, [_tiles.Out(at, 'sum', 'float32')], 'highest')

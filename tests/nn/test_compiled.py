@@ -36,8 +36,9 @@ from torch_geometric.utils import remove_self_loops, softmax, trim_to_layer
 import pyg_fast
 from pyg_fast.graph import BatchEdgeIndex, Graph, PreparedGraph
 from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.message import _replace
 from pyg_fast.transforms import ToCSR
-from tests._compiled import Backend, _region, assert_like_pyg, graph_data
+from tests._compiled import Backend, assert_like_pyg, graph_data
 from tests._profile import sorts_of
 from tests.nn import _layers
 
@@ -499,6 +500,34 @@ def test_exported(device: torch.device, tmp_path: Path) -> None:
         torch.testing.assert_close(of_own, grads)
 
 
+def test_wrong_arguments() -> None:
+    conv = SAGEConv(8, 4)
+    x, edges, _ = graph_data(20, 50, torch.device('cpu'), dtype=torch.float32)
+    with pytest.raises(TypeError, match="'args' must be a tuple of inputs, got Tensor: write"):
+        pyg_fast.export(conv, x, edges)
+    with pytest.raises(TypeError, match="'kwargs' must be a dictionary .*, got Tensor"):
+        pyg_fast.export(conv, (x,), edges)
+    with pytest.raises(ValueError, match="'mode' must be one of .*'reduce-overhead'.*, got 'reduc"):
+        pyg_fast.compile(conv, mode='reduce-overheads')
+    for mode in ('default', 'max-autotune', None):
+        pyg_fast.compile(conv, mode=mode)
+
+
+@pytest.mark.parametrize('keeps', [True, False])
+@pytest.mark.parametrize('conv', [GATConv(8, 4), SAGEConv(8, 4), GraphConv(8, 4)])
+def test_export_of_a_prepared_graph(conv: torch.nn.Module, keeps: bool) -> None:
+    """An error names the argument and the cure, which works."""
+    conv = pyg_fast.accelerate(copy.deepcopy(conv).float())
+    x, edges, _ = graph_data(20, 50, torch.device('cpu'), dtype=torch.float32)
+    data = ToCSR(keep_edge_index=keeps)(Data(x=x.detach(), edge_index=edges))
+    cure = r'got (EdgeIndex|PreparedGraph): pass edge_index.as_tensor\(\)'
+    for export in (torch.export.export, pyg_fast.export):
+        with pytest.raises(TypeError, match=cure):
+            export(conv, (data.x, data.edge_index))
+    program = torch.export.export(conv, (data.x, data.edge_index.as_tensor()))
+    torch.testing.assert_close(program.module()(data.x, edges), conv(data.x, edges))
+
+
 def test_exported_dropout(device: torch.device) -> None:
     """A program of a layer in training drops other edges in each call."""
     x, edges, edge = graph_data(20, 4000, device)
@@ -523,7 +552,8 @@ def test_exported_without_gradients(device: torch.device, strict: bool) -> None:
             program(*args)
 
 
-def test_backend_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize('imports', ['torch._dynamo, pyg_fast._compile', 'torch._dynamo'])
+def test_backend_by_name(tmp_path: Path, imports: str) -> None:
     """An installed package offers the backend; this process may run from the source tree."""
     config = configparser.ConfigParser()
     config.read(ROOT / 'setup.cfg')
@@ -534,8 +564,23 @@ def test_backend_by_name(tmp_path: Path) -> None:
     (info / 'entry_points.txt').write_text(f'[torch_dynamo_backends]\n{line}\n')
     code = (
         f'import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n'
-        'import torch._dynamo, pyg_fast._compile\n'
-        "assert torch._dynamo.lookup_backend('pyg_fast') is pyg_fast._compile.backend"
+        f'import {imports}\n'
+        "found = torch._dynamo.lookup_backend('pyg_fast')\n"
+        'import pyg_fast._compile\n'
+        'assert found is pyg_fast._compile.backend'
+    )
+    run = _forks.run('-c', code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_backend_by_name_in_a_source_tree() -> None:
+    code = (  # No package is installed whose entry point offers the backend.
+        f'import sys; sys.path.insert(0, {str(ROOT)!r})\n'
+        'import importlib.metadata; importlib.metadata.entry_points = lambda **_: (\n'
+        '    importlib.metadata.EntryPoints())\n'
+        'import torch._dynamo, pyg_fast\n'
+        "assert torch._dynamo.lookup_backend('pyg_fast') is pyg_fast._compile.backend\n"
+        "assert 'pyg_fast' in torch._dynamo.list_backends()"
     )
     run = _forks.run('-c', code)
     assert run.returncode == 0, run.stderr
@@ -543,7 +588,7 @@ def test_backend_by_name(tmp_path: Path) -> None:
 
 def test_one_run_on_fakes(device: torch.device, record_calls: Callable[..., list]) -> None:
     """Not one for each message: the time of a deep model would grow with the square."""
-    runs = record_calls(_region, 'record_traffic', lambda *_: 1)
+    runs = record_calls(_replace, 'record_traffic', lambda *_: 1)
     assert_like_pyg(Net(twice), on(device, (20, 50)), kernels=2, frames=1)
     assert len(runs) == 1
 

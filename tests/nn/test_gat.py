@@ -1057,3 +1057,18 @@ def test_static_graphs_are_refused_as_by_pyg(kind: str) -> None:
     for conv in layers(kind):
         with pytest.raises(AssertionError):
             conv(features(3, SRC, 8), edges(SRC, SRC))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_edge_attr_without_edge_dim(kind: str) -> None:
+    """PyG's GATConv ignores it in silence, and GATv2Conv raises an error without text."""
+    x, edge_index, edge_attr = torch.randn(9, 4), torch.randint(9, (2, 40)), torch.randn(40, 3)
+    theirs, ours = KINDS[kind]
+    conv = ours(4, 2)
+    if kind == 'gatv2':
+        with pytest.raises(AssertionError, match="'edge_attr' must not be given .* 'edge_dim'"):
+            conv(x, edge_index, edge_attr)
+        return
+    with pytest.warns(UserWarning, match="'edge_attr' has no effect without 'edge_dim'"):
+        out = conv(x, edge_index, edge_attr)
+    torch.testing.assert_close(out, theirs.forward(conv, x, edge_index))

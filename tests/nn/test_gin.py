@@ -11,7 +11,7 @@ from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import MLP, GINConv
 
 from pyg_fast.graph import prepare_edge_index
-from pyg_fast.nn import PathPreparedGINConv
+from pyg_fast.nn import FusedGINConv, PathPreparedGINConv
 from tests._report import must_fuse
 
 SRC, DST, EDGES = 30, 20, 150
@@ -219,6 +219,12 @@ def test_no_edges(train_eps: bool, num_nodes: int, device: torch.device) -> None
     graph, _ = prepare_edge_index(edge_index, (num_nodes, num_nodes))
     for given in (edge_index, graph):
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
+
+
+def test_no_network() -> None:
+    with pytest.raises(TypeError, match="'nn' must be a network, .* got int"):
+        FusedGINConv(64, 8)
+    FusedGINConv(torch.relu)  # as PyG: whatever can be called
 
 
 def test_bad_input(device: torch.device, raises: Any) -> None:

@@ -331,6 +331,30 @@ def test_compiled(device: torch.device) -> None:
     torch.testing.assert_close(compiled(*args), theirs(*args))
 
 
+def test_compiled_code_joins_plain_lists(device: torch.device) -> None:
+    """Code by Inductor raised an error where PyG joined prepared ones."""
+    metadata = (['a', 'b'], [('a', 'r', 'b'), ('b', 's', 'a')])
+    theirs, ours = layers(device, metadata, heads=1)
+    x, edges = given(metadata, device)
+    prepared = {
+        key: EdgeIndex(edge, sparse_size=(TYPES[key[0]], TYPES[key[2]])).sort_by('col').values
+        for key, edge in edges.items()
+    }
+    joined: list[bool] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        values = [
+            node.meta.get('example_value') for node in graph.graph.nodes if node.op != 'placeholder'
+        ]
+        joined.extend(isinstance(value, EdgeIndex) and value.size(1) == 60 for value in values)
+        return graph
+
+    compiled = torch.compile(ours, backend=backend)
+    torch.testing.assert_close(compiled(x, prepared), theirs(x, edges))
+    assert joined
+    assert not any(joined)
+
+
 def test_copies(device: torch.device) -> None:
     theirs, ours = layers(device)
     args = given(PLAIN, device)

@@ -92,6 +92,11 @@ class Size(Layer):
         return x_j * z[edge_index_j] / z.size(0)
 
 
+class Summed(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.cumsum(-1)
+
+
 class Aggregated(Layer):
     def message(self, x_j: Tensor, index: Tensor, edge_index_j: Tensor, dim_size: int) -> Tensor:
         return x_j * scatter(x_j, index, 0, dim_size)[edge_index_j]
@@ -177,6 +182,7 @@ def test_compiled_with_its_own_propagate(device: torch.device) -> None:
         (Compares, "a comparison of int64 ('edge_index_j')"),
         (Flat, "of 'edge_index' has no kernel"),
         (Size, 'the number of edges or nodes is used as a number'),
+        (Summed, 'aten.cumsum.default has no kernel'),  # torch makes an iota of it
         (Aggregated, "message gathers by 'edge_index_j' what it aggregated"),
     ],
 )

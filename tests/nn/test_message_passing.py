@@ -348,6 +348,11 @@ def test_refused(kind: str, device: torch.device) -> None:
         Bad(kind, strict=True).to(device)(x, edges)
 
 
+def test_strict_is_a_flag() -> None:
+    with pytest.raises(TypeError, match="'strict' must be True or False, got str"):
+        FusedMessagePassing(strict='a')
+
+
 def test_hooks_and_explainers(device: torch.device) -> None:
     conv = Gated().to(device)
     x, edges = torch.randn(N, F, device=device), graph(device)

@@ -123,8 +123,9 @@ def sample(graph: Graph, seeds: Seeds, rule: Rule, seed: int) -> Sampled:
 def typed_graph(graph: Graph, device: torch.device, replace: bool, index: torch.dtype) -> Any:
     """The graph as the sampler takes it."""
     order = sorted_edges(graph)
+    longest = [int(e[1].bincount().max()) if e.numel() else 0 for e in graph.edges]
     types = typed.Types.of(
-        graph.num_nodes, graph.ends, [e.size(1) for e in graph.edges],
+        graph.num_nodes, graph.ends, [e.size(1) for e in graph.edges], longest,
         [t is not None for t in graph.time], [w is not None for w in graph.weight], device,
     )  # fmt: skip
     degrees = [

@@ -47,8 +47,8 @@ def test_every_op_is_here() -> None:
         'take_sample', 'begin_typed', 'typed_counts', 'typed_neighbors', 'append_typed',
         'take_typed', 'count_induced', 'induced_edges', 'relabel',
         'match', 'match_degree', 'gather_rows', 'graph_rows', 'join_edges', 'random_walk',
-        'pinsage_neighbors', 'message_pass', 'message', 'message_backward', 'segment_attention',
-        'segment_attention_backward',
+        'pinsage_neighbors', 'message_pass', 'message', 'message_backward', 'note_outside',
+        'segment_attention', 'segment_attention_backward',
     }  # fmt: skip
     assert op_names() == {*OPS, 'with_cuda', 'error_record', *in_files_of_their_own}
 

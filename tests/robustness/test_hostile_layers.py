@@ -1,14 +1,17 @@
 """Layers, transforms and the loader: NaN stays in its neighbourhood, and wrong input is refused."""
 
+import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_fast import transforms
+from pyg_fast import accelerate, small_graphs, transforms
 from pyg_fast.loader import FastNeighborLoader
 
 from ._layers import IN, LAYERS, graph, run
@@ -41,6 +44,7 @@ BAD_EDGES: dict[str, tuple[type, Callable[[Tensor], Any]]] = {
     'three rows': (ValueError, lambda edges: torch.cat([edges, edges[:1]])),
     'one dimension': (ValueError, lambda edges: edges[0]),
 }
+
 # Where PyG's own check comes first.
 PYGS_ERRORS = {
     (layer, kind): ValueError
@@ -103,9 +107,146 @@ def test_layer_refuses_features(device: torch.device, name: str, raises: Any) ->
     layer, data = LAYERS[name]().to(device), small_graph(device)
     with raises(IndexError, match="'edge_index"):
         run(layer, data.x[: NODES // 2], data)
-    # Shapes that no linear map takes: torch raises the error.
-    with raises(RuntimeError, match='shapes cannot be multiplied'):
-        run(layer, torch.randn(NODES, IN + 1, device=device), data)
+    wide = torch.randn(NODES, IN + 1, device=device)
+    if name == 'FusedMessagePassing':  # Only its message knows what it takes.
+        with raises(RuntimeError, match='shapes cannot be multiplied'):
+            run(layer, wide, data)
+    else:
+        with raises(
+            ValueError, match=rf"'x' must have {IN} columns, as .* got shape \[{NODES}, 13"
+        ):
+            run(layer, wide, data)
+
+
+# What is no tensor of features or edges; each error is also of the class that PyG raises, if any.
+WRONG_TYPES: dict[str, tuple[Any, str, Callable[[Tensor, Tensor], tuple[Any, Any]]]] = {
+    'no features': (TypeError, "'x' must be a tensor", lambda x, e: (None, e)),
+    'an array': (
+        TypeError,
+        "'x' must be a tensor .* got ndarray",
+        lambda x, e: (x.cpu().numpy(), e),
+    ),
+    'integers': (RuntimeError, r"'x' must hold .* x\.float\(\)", lambda x, e: (x.long(), e)),
+    'float64': (RuntimeError, "'x' must have the dtype .*float32", lambda x, e: (x.double(), e)),
+    'one dimension': (ValueError, r"'x' must have shape \[num_nodes", lambda x, e: (x[:, 0], e)),
+    'another device': (
+        RuntimeError,
+        r"'x' must be on .* got a tensor on meta",
+        lambda x, e: (x.to('meta'), e),
+    ),
+    'no edges': (ValueError, "'edge_index' must be a tensor .* None", lambda x, e: (x, None)),
+    'a list': (
+        ValueError,
+        "'edge_index' must be a tensor .* got list",
+        lambda x, e: (x, e.tolist()),
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ['GCNConv', 'GraphConv'])
+def test_layer_names_wrong_weights(device: torch.device, name: str, raises: Any) -> None:
+    layer, data = accelerate(getattr(pyg, name)(IN, 4)).to(device), small_graph(device)
+    weight = torch.rand(data.num_edges, device=device)
+    wrong = {
+        'must be a tensor, got float': 0.5,
+        'must have shape': weight.repeat(3, 1).t().contiguous(),
+        'must hold floating-point numbers': weight.long(),
+    }
+    for text, value in wrong.items():
+        if name == 'GraphConv' and value is wrong['must hold floating-point numbers']:
+            continue  # It multiplies by integers, as PyG's does.
+        with raises((TypeError, ValueError), match=f"'edge_weight' {text}"):
+            layer(data.x, data.edge_index, value)
+
+
+@pytest.mark.parametrize('kind', WRONG_TYPES)
+@pytest.mark.parametrize('name', ['GCNConv', 'SAGEConv', 'GATConv', 'GraphConv', 'TransformerConv'])
+def test_layer_names_a_wrong_type(device: torch.device, name: str, kind: str, raises: Any) -> None:
+    layer, data = accelerate(getattr(pyg, name)(IN, 4)).to(device), small_graph(device)
+    error, text, change = WRONG_TYPES[kind]
+    with raises(error, match=text):
+        layer(*change(data.x, data.edge_index))
+
+
+@pytest.mark.parametrize('name', ['GATConv', 'GATv2Conv', 'TransformerConv', 'GINEConv'])
+def test_layer_names_wrong_edge_attr(device: torch.device, name: str, raises: Any) -> None:
+    first = torch.nn.Linear(IN, 4) if name == 'GINEConv' else IN
+    out = () if name == 'GINEConv' else (4,)
+    layer = accelerate(getattr(pyg, name)(first, *out, edge_dim=3)).to(device)
+    data = small_graph(device)
+    edge_attr = torch.rand(data.num_edges, 3, device=device)
+    wrong = {
+        'must have the dtype of .* got torch.float64': edge_attr.double(),
+        'must hold floating-point numbers': edge_attr.long(),
+        'must be on .* got a tensor on meta': edge_attr.to('meta'),
+    }
+    if name.startswith('GAT'):  # PyG's self-loops make floats of integers.
+        del wrong['must hold floating-point numbers']
+    for text, value in wrong.items():
+        with raises(RuntimeError, match=f"'edge_attr' {text}"):
+            layer(data.x, data.edge_index, value)
+    with raises(ValueError, match="'edge_attr' must have .*3"):
+        layer(data.x, data.edge_index, edge_attr.repeat(1, 2))
+    with raises(TypeError, match="'edge_attr' must be a tensor, got list"):
+        layer(data.x, data.edge_index, [0.5])
+    if name in ('TransformerConv', 'GINEConv'):  # The others do without.
+        with raises(ValueError, match="'edge_attr' must be given"):
+            layer(data.x, data.edge_index, None)
+
+
+@pytest.mark.parametrize('name', ['GATConv', 'GATv2Conv'])
+def test_truth_values_of_edges(device: torch.device, name: str) -> None:
+    """PyG's mean of them over the edges of a node, for its self-loop, is none of numbers."""
+    theirs = getattr(pyg, name)(IN, 4, edge_dim=3).to(device).eval()
+    data = small_graph(device)
+    edge_attr = torch.rand(data.num_edges, 3, device=device) > 0.5
+    expected = theirs(data.x, data.edge_index, edge_attr)
+    out = accelerate(copy.deepcopy(theirs))(data.x, data.edge_index, edge_attr)
+    torch.testing.assert_close(out, expected)
+
+
+# Layers of PyG that fail at another place each: in PyG's `forward`, a message, a kernel.
+OF_PYG: dict[str, Callable[[], Any]] = {
+    'GraphConv': lambda: pyg.GraphConv(IN, 4), 'LEConv': lambda: pyg.LEConv(IN, 4),
+    'SGConv': lambda: pyg.SGConv(IN, 4), 'ChebConv': lambda: pyg.ChebConv(IN, 4, 2),
+    'ResGatedGraphConv': lambda: pyg.ResGatedGraphConv(IN, 4, edge_dim=3),
+    'GINEConv': lambda: pyg.GINEConv(torch.nn.Linear(IN, 4), edge_dim=3),
+    'RGCNConv': lambda: pyg.RGCNConv(IN, 4, 2), 'GCNConv': lambda: pyg.GCNConv(IN, 4),
+    'GATv2Conv': lambda: pyg.GATv2Conv(IN, 4, edge_dim=3), 'SAGEConv': lambda: pyg.SAGEConv(IN, 4),
+    'TransformerConv': lambda: pyg.TransformerConv(IN, 4, edge_dim=3),
+    'GINConv': lambda: pyg.GINConv(torch.nn.Linear(IN, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', OF_PYG)
+@pytest.mark.parametrize('prepared', [False, True])
+@pytest.mark.parametrize('small', ['pyg', 'kernel'])
+def test_layer_names_the_argument(
+    device: torch.device, name: str, prepared: bool, small: str, raises: Any
+) -> None:
+    data = small_graph(device)
+    data = transforms.ToCSR()(data) if prepared else data
+    layer = accelerate(OF_PYG[name]()).to(device)
+    names = inspect.signature(layer.forward).parameters
+    all_edges = {
+        'edge_weight': torch.rand(data.num_edges, device=device),
+        'edge_attr': torch.rand(data.num_edges, 3, device=device),
+        'edge_type': torch.zeros(data.num_edges, dtype=torch.long, device=device),
+    }
+    edges = {key: value for key, value in all_edges.items() if key in names}
+    with small_graphs(small):
+        assert layer(data.x, data.edge_index, **edges).isfinite().all()
+        for key, value in edges.items():
+            with raises(ValueError, match=rf"'{key}' must have shape \[{data.num_edges}"):
+                layer(data.x, data.edge_index, **edges | {key: value[:-1]})
+        with raises((IndexError, ValueError), match="'edge_index"):
+            layer(data.x[: NODES // 2], data.edge_index, **edges)
+        with raises(ValueError, match=f"'x' must have {IN} columns"):
+            layer(data.x[:, 1:], data.edge_index, **edges)
+        with raises((TypeError, ValueError), match="'edge_index'"):
+            layer(data.x, torch.rand(2, data.num_edges, device=device), **edges)
+        with raises(ValueError, match="'edge_index'"):
+            layer(data.x, torch.zeros(5, 2, dtype=torch.long, device=device), **edges)
 
 
 TRANSFORMS: dict[str, Callable[[], Callable[[Data], Any]]] = {
@@ -170,7 +311,7 @@ def test_loader_hands_out_what_is_not_finite(device: torch.device) -> None:
         (error, name, value)
         for error, name, values in (
             (TypeError, 'num_neighbors', [None, 'a', 3, [2.0], [True], [None]]),
-            (ValueError, 'num_neighbors', [[], [0], [-2], [2**31], [3, 0]]),
+            (ValueError, 'num_neighbors', [[], [-2], [2**31]]),
             (TypeError, 'batch_size', [None, '9', 2.5, True]),
             (ValueError, 'batch_size', [0, -1]),
             (TypeError, 'input_nodes', ['paper', torch.tensor([0.5]), torch.ones(NODES)]),
@@ -186,3 +327,9 @@ def test_loader_refuses_arguments(error: type, name: str, value: Any) -> None:
     options = {'num_neighbors': [3, 2], 'batch_size': 9, name: value}
     with pytest.raises(error, match=f"'{name}'"):
         next(iter(FastNeighborLoader(data, **options)))
+
+
+def test_loader_refuses_a_list() -> None:
+    data = small_graph(torch.device('cpu'))
+    with pytest.raises(TypeError, match="'data' must be one graph"):
+        FastNeighborLoader([data, data], [3])

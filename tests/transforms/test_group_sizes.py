@@ -35,6 +35,11 @@ def rows_of(degrees: list[int]) -> Tensor:
 # --- formulas ------------------------------------------------------------------------------------
 
 
+def test_atomic_is_a_flag() -> None:
+    with pytest.raises(TypeError, match="'atomic' must be True or False, got str"):
+        GroupSizes(atomic='yes')
+
+
 def test_degrees(device: torch.device) -> None:
     for dtype in (torch.int32, torch.int64):
         rowptr = rows_of([3, 0, 5, 1]).to(device, dtype)

@@ -27,6 +27,7 @@ from torch_geometric.nn import GPSE
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import SparseTensor
 
+from pyg_fast import transforms
 from pyg_fast.graph import PreparedGraph
 from pyg_fast.transforms import ToCSR
 
@@ -913,6 +914,20 @@ def test_lean_of_a_grown_graph(attributes: bool, keep: bool) -> None:
     assert (data.edge_index.num_src, data.edge_index.num_dst) == (5, 5)
     assert torch.equal(data.edge_index.to_edge_index().as_tensor(), before)
     assert not attributes or data.edge_attr.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'text'),
+    [
+        ('ToCSR', 'ToCSR()(data)'), ('GroupSizes', 'GroupSizes()(data)'),
+        ('Reorder', 'Reorder()(data)'), ('Prepare', 'Prepare(num_layers)(data)'),
+        ('ExecutionPaths', 'ExecutionPaths(num_layers)(data)'),
+    ],
+)  # fmt: skip
+def test_data_in_place_of_options(kind: str, text: str) -> None:
+    with pytest.raises(TypeError, match=f'{kind} takes options') as error:
+        getattr(transforms, kind)(Data(num_nodes=2))
+    assert str(error.value).endswith(text)
 
 
 def test_lean_errors_leave_the_list() -> None:

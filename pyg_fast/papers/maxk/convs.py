@@ -39,11 +39,20 @@ def given_k(k: int | None | Omitted, cls: type) -> int | None:
     if isinstance(k, Omitted):
         warnings.warn(
             f"{cls.__name__} without 'k' applies no MaxK, and will be an error in the next "
-            'release: give the number of features to keep, or k=None for none',
+            'release: give the number of features to keep by name, such as k=8, or k=None for none',
             FutureWarning, stacklevel=3,
         )  # fmt: skip
         return None
     return k
+
+
+def check_not_k(name: str, value: object) -> None:
+    """Raises if an argument looks as if it were :obj:`k`, whose place it has in other layers."""
+    if type(value) is int and value > 1:
+        raise TypeError(
+            f"'{name}' must not be the integer {value}, as in PyG's layer: give the number of "
+            f'features to keep by name, k={value}'
+        )
 
 
 class MaxK(torch.nn.Module):
@@ -267,6 +276,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         balanced: bool = False,
         **kwargs: object,
     ) -> None:
+        check_not_k('improved', improved)
         super().__init__(
             in_channels, out_channels, improved, cached, add_self_loops, normalize, bias, **kwargs
         )
@@ -372,6 +382,7 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
         maxk_root: bool = False,
         **kwargs: object,
     ) -> None:
+        check_not_k('aggr', aggr)
         super().__init__(
             in_channels, out_channels, aggr, normalize, root_weight, project, bias, **kwargs
         )
@@ -440,6 +451,8 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
         maxk_root: bool = False,
         **kwargs: object,
     ) -> None:
+        if isinstance(k, Omitted):
+            check_not_k('eps', eps)
         super().__init__(nn, eps, train_eps, **kwargs)
         self._set_maxk(given_k(k, type(self)), balanced)
         self.maxk_root = maxk_root

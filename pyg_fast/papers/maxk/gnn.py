@@ -8,6 +8,7 @@ from torch_geometric.nn import LayerNorm, Linear, MessagePassing
 from torch_geometric.nn.resolver import normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
+from ...nn._explain import check_columns
 from ...nn._reduce import with_values
 from ...ops.cbsr import CBSR
 from ...ops.product import needs_transpose
@@ -132,6 +133,7 @@ class MaxKGNN(Module):
         """
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
+        check_columns(x, self.in_channels)
         args = (edge_index, edge_weight) if self.supports_edge_weight else (edge_index,)
         x = self.lin_in(x)
         if self.conv != 'sage':

@@ -35,9 +35,16 @@ def check_commutes(module: Module) -> None:
         )
 
 
-def fill_of(path: ExecutionPath) -> float:
-    """Fill value of rows that are not computed."""
-    return float('nan') if path.debug else 0.0
+def refuse_paths(name: str, value: object) -> None:
+    """Raises if another argument of a call holds paths, which were given by position."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    if isinstance(first, ExecutionPath):
+        raise TypeError(f"'{name}' must be given by name, got paths as another argument")
+
+
+def fill_of(path: ExecutionPath) -> float | None:
+    """Fill value of rows that are not computed, as of :func:`number_of`."""
+    return float('nan') if path.debug else None
 
 
 def sum_on_path(path: ExecutionPath, whole: SparseOperator, dtype: torch.dtype) -> SparseOperator:

@@ -22,6 +22,7 @@ from ._layer import (
     fill_of,
     linear_on_path,
     path_operator,
+    refuse_paths,
     rows_on_path,
     sum_on_path,
 )
@@ -69,6 +70,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
+        refuse_paths('path', edge_weight)
         path = self._choose_path(path, x, edge_index)
         if path is None:
             return super().forward(x, edge_index, edge_weight)
@@ -208,6 +210,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
+        refuse_paths('path', size)
         path = self._choose_path(path, x, edge_index)
         if path is None:
             return super().forward(x, edge_index, size)

@@ -1,7 +1,6 @@
 """Execution paths: the rows and edges of each layer's backward pass when only some nodes train."""
 
 import copy
-import weakref
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -13,7 +12,7 @@ from torch_geometric.typing import Adj
 from ...graph._cache import Entry
 from ...graph.signature import hash_of, signature_of
 from ...ops._edges import is_capturing
-from ...ops.path import Rows, Watch
+from ...ops.path import Rows, Watch, check_counter, watched
 from ...sparse.graph import Graph
 from ...sparse.groups import check_size
 from ...sparse.operator import SparseOperator
@@ -40,7 +39,7 @@ class ExecutionPath:
     gradient outside of :math:`\mathcal{S}_{\ell + 1}` comes from a loss on other nodes, or from a
     layer that mixes nodes, such as a batch norm, and would be lost: the device counts it. The first
     backward pass, on a CPU each, raises an error; later ones on a GPU leave that to the next
-    forward pass with this path, or to :meth:`check`.
+    forward pass with this path (in compiled code to a later backward pass), or to :meth:`check`.
 
     Shapes:
         - **src_nodes:** :math:`\mathcal{S}_{\ell}`, ascending, :obj:`None` for all nodes;
@@ -95,8 +94,8 @@ class ExecutionPath:
     def __init__(self, **fields: object) -> None:
         self.__dict__.update(fields)
         self._noted: tuple[Tensor, torch.cuda.Event] | None = None
-        self._notes = weakref.WeakMethod(self._note)
         self._is_noted = self._is_watched = False
+        self._key = watched(self)
         self._derived: dict[Hashable, Entry] = {}
         # Read by captured CUDA graphs, and so by their replays.
         self._captured: dict[int, Entry] = {}
@@ -283,26 +282,25 @@ class ExecutionPath:
         hidden = self.forward and self.debug  # NaN rows have NaN gradients, even where zero.
         if not self.checks or hidden:
             return None
-        compiling = torch.compiler.is_compiling()
-        return self._watch(None if compiling else self._notes)
+        return Watch(
+            self.dst_position, self.counter, self._key, self.layer, self.num_dst, self.strict
+        )
 
-    def _watch(self, noted: weakref.WeakMethod[Callable[[], None]] | None) -> Watch:
-        return Watch(self.dst_position, self.counter, noted, self.layer, self.num_dst, self.strict)
-
-    def _note(self) -> None:
-        if is_capturing(self.counter):
-            return
+    def note(self, counter: Tensor) -> None:
+        """Takes note of the counter after a backward pass; in compiled code that is a copy, which
+        becomes that of the path later."""
+        if self._noted is not None and int(self._noted[0]):  # of an earlier one, in compiled code
+            self.check()
         # The first backward pass waits for a GPU: a model that is wrong shall not take a step.
-        if not self._is_watched or not self.counter.is_cuda:
+        if not self._is_watched or not counter.is_cuda:
             self._is_watched = True
-            if int(self.counter):
-                self.check()
+            check_counter(counter, self.layer, self.num_dst)
             return
         if self._noted is None:
-            host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+            host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             self._noted = host, torch.cuda.Event()
         host, event = self._noted
-        host.copy_(self.counter, non_blocking=True)  # while the backward pass continues
+        host.copy_(counter, non_blocking=True)  # while the backward pass continues
         event.record()
         self._is_noted = True
 
@@ -327,7 +325,7 @@ class ExecutionPath:
             ValueError: If so, with the number of rows.
         """
         self._is_noted = False
-        self._watch(None).check()
+        check_counter(self.counter, self.layer, self.num_dst)
 
     def check_fits(self, device: torch.device, edge_index: Adj, num_nodes: int) -> None:
         """Raises unless the path is of this graph and on the device of the features."""

@@ -18,8 +18,9 @@ from torch_geometric.typing import Adj, OptTensor
 from ...graph.signature import signature_of
 from ...nn._aggregated import TILE, AggregatedInput, FeaturesT, stand_in
 from ...nn._checks import may_fuse
+from ...nn._explain import check_columns
 from ...nn._inference import inference
-from ...nn._modules import is_plain
+from ...nn._modules import is_plain, mixes_nodes
 from ...nn._reduce import neighbours
 from ...ops.linear_product import (
     Parts,
@@ -31,7 +32,7 @@ from ...ops.linear_product import (
 from ...ops.path import Rectify, Rows, expand, node_dropout, rectify, take
 from ...ops.row_blocks import RowBlock, row_blocks, tile_width
 from ...sparse.graph import Graph
-from ._layer import PathPrepared, check_commutes, fill_of
+from ._layer import PathPrepared, fill_of, refuse_paths
 from ._out_of_memory import Call, explain
 from .build import execution_paths
 from .convs import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
@@ -138,7 +139,11 @@ class PathPreparedGNN(Module):
             layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
             if isinstance(norm, str) and type(layer) is LayerNorm and not norm_kwargs:
                 layer.mode = 'node'
-            check_commutes(layer)
+            if mixes_nodes(layer) is not None:
+                raise ValueError(
+                    f"'norm' must treat each node by itself, such as norm='layer_norm', got "
+                    f'{norm!r}'
+                )
             self.norms.append(layer)
 
     def reset_parameters(self) -> None:
@@ -187,8 +192,14 @@ class PathPreparedGNN(Module):
                 :obj:`edge_index` is :obj:`None` and all rows are wanted in evaluation, or the paths
                 do not stand alone.
         """
+        refuse_paths('paths', edge_weight)
+        if isinstance(paths, ExecutionPath):
+            raise TypeError(
+                "'paths' must be a list, of a path for each layer, got an ExecutionPath"
+            )
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
+        check_columns(x, self.in_channels)
         trains = self.training and torch.is_grad_enabled()
         if edge_index is None:
             self._check_alone(paths, edge_weight, trains or active_only)

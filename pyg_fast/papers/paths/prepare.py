@@ -7,8 +7,9 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ..._progress import LARGE, progress
+from ...ops._numbers import check_flag
 from ...transforms.group_sizes import GroupSizes
-from ...transforms.to_csr import ToCSR
+from ...transforms.to_csr import ToCSR, check_no_data
 from .transform import ExecutionPaths
 
 
@@ -46,11 +47,12 @@ class Prepare(BaseTransform):
         keep_edge_index: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_no_data('Prepare(num_layers)', num_layers)
+        check_flag('keep_edge_index', keep_edge_index)
+        paths = ExecutionPaths(num_layers, mask, **kwargs)
         # Nobody needs the list of a graph that does not stay.
-        keep_edge_index = keep_edge_index and kwargs.get('keep_graph', True)
-        self.transforms: list[BaseTransform] = [
-            ToCSR(keep_edge_index), ExecutionPaths(num_layers, mask, **kwargs)
-        ]  # fmt: skip
+        keep_edge_index = keep_edge_index and paths.options['keep_graph']
+        self.transforms: list[BaseTransform] = [ToCSR(keep_edge_index), paths]
         if group_sizes is not None:
             self.transforms.append(GroupSizes(group_sizes, width))
         self._prepared: list[str] = []

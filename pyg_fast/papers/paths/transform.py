@@ -5,7 +5,8 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ...ops._edges import check_edge_index
-from ...ops._numbers import check_number
+from ...ops._numbers import check_flag, check_number
+from ...transforms.to_csr import check_no_data
 from .build import execution_paths
 from .execution_path import check_mask
 
@@ -30,12 +31,15 @@ class ExecutionPaths(BaseTransform):
     summation order.
 
     With :obj:`forward=True` layers in training also compute only the rows in
-    :math:`\mathcal{S}_{\ell + 1}`. The other rows are zero, those of the output of
-    :class:`~pyg_fast.nn.PathPreparedGNN` are NaN: :obj:`out[data.train_mask]` still works, scores
-    of other nodes need :obj:`model.eval()`. Without dropout, and with that of
+    :math:`\mathcal{S}_{\ell + 1}`. The other rows mean nothing: layers give zeros there (the
+    smallest positive number, behind which a ReLU has a gradient), in the output of
+    :class:`~pyg_fast.nn.PathPreparedGNN` they are NaN. So :obj:`out[data.train_mask]` still works,
+    scores of other nodes need :obj:`model.eval()`. Without dropout, and with that of
     :class:`~pyg_fast.nn.PathPreparedGNN`, losses and gradients stay the same; with
-    :func:`torch.nn.functional.dropout` between layers they are the same in distribution. Do not use
-    norms over all nodes or readouts: they would see the zeros. In evaluation all rows are computed.
+    :func:`torch.nn.functional.dropout` between layers they are the same in distribution. Norms over
+    all nodes and readouts between layers raise an error in the backward pass: their gradients reach
+    those rows, also through a ReLU. What reads other nodes without a gradient (detached statistics)
+    shows with :obj:`debug=True`. In evaluation all rows are computed.
 
     Apply it after :class:`~pyg_fast.transforms.ToCSR`, or use
     :class:`~pyg_fast.transforms.Prepare`, which does both.
@@ -66,7 +70,8 @@ class ExecutionPaths(BaseTransform):
           :math:`(|\mathcal{V}|)`, bool
 
     Raises:
-        TypeError: If the mask is not a bool tensor, or data are heterogeneous.
+        TypeError: If an argument has a wrong type, the mask is not a bool tensor, or data are
+            heterogeneous.
         ValueError: If the mask is missing, empty or has not one entry per node, there
             is no :obj:`edge_index`, :obj:`num_layers` is below one, or paths cannot stand without
             the graph.
@@ -84,13 +89,26 @@ class ExecutionPaths(BaseTransform):
         debug: bool = False,
         keep_graph: bool = True,
     ) -> None:
+        check_no_data('ExecutionPaths(num_layers)', num_layers)
         check_number('num_layers', num_layers, 1)
+        if not isinstance(mask, str):
+            raise TypeError(
+                "'mask' must be the name of a mask in the data, such as 'train_mask', got "
+                f'{type(mask).__name__}: store it, data.train_mask = mask'
+            )
+        if edge_weight is not None and not isinstance(edge_weight, str):
+            raise TypeError(
+                "'edge_weight' must be the name of weights in the data, or None, got "
+                f'{type(edge_weight).__name__}: store them, data.edge_weight = edge_weight'
+            )
         self.num_layers = num_layers
         self.mask = mask
         self.edge_weight = edge_weight
         self.options = dict(
             forward=forward, checks=checks, strict=strict, debug=debug, keep_graph=keep_graph
         )
+        for name, flag in self.options.items():
+            check_flag(name, flag)
 
     def forward(self, data: Data | HeteroData) -> Data:
         if not isinstance(data, Data):

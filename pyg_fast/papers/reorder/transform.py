@@ -17,7 +17,7 @@ from torch_geometric.typing import SparseTensor
 from ...graph.csr import E_PERM, perm_name
 from ...ops._edges import check_edge_index
 from ...sparse.to_csr import to_csr
-from ...transforms.to_csr import ToCSR, is_edge_attr, permute
+from ...transforms.to_csr import ToCSR, check_no_data, is_edge_attr, permute
 from .op import rabbit_order
 
 _OURS = ('perm_index', 'inverse_index')
@@ -91,6 +91,7 @@ class Reorder(BaseTransform):
     """
 
     def __init__(self, method: str = 'rabbit') -> None:
+        check_no_data('Reorder()', method)
         if method not in _METHODS:
             raise ValueError(f"'method' must be one of {tuple(_METHODS)}, got {method!r}")
         if method == 'rcm':

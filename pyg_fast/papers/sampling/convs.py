@@ -132,7 +132,7 @@ class _Sampled(Mixin):
     def __repr__(self) -> str:
         return (
             f'{super().__repr__()[:-1]}, num_samples={self.num_samples}, '
-            f'strategy={self.strategy!r})'
+            f'strategy={self.strategy!r}{", quantize=True" if self.quantize else ""})'
         )
 
 

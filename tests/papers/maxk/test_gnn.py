@@ -367,3 +367,14 @@ def test_omitted_k_warns(make: Callable[..., Module]) -> None:
         assert make(k=None).k is None
         assert make(k=2).k == 2
         assert copy.deepcopy(pickle.loads(pickle.dumps(model))).k is None
+
+
+@pytest.mark.parametrize(
+    ('make', 'name'),
+    [(lambda k: MaxKSAGEConv(4, 16, k), 'aggr'), (lambda k: MaxKGCNConv(4, 16, k), 'improved'),
+     (lambda k: MaxKGINConv(Identity(), k), 'eps')],
+)  # fmt: skip
+def test_k_by_position_is_refused(make: Callable[[int], Module], name: str) -> None:
+    with pytest.raises(TypeError, match=rf"'{name}' must not be the integer 8.* by name, k=8$"):
+        make(8)
+    assert MaxKGINConv(Identity(), 8, k=None).eps == 8

@@ -278,7 +278,7 @@ def test_forward_computes_active_rows_alone(device: torch.device, kind: str) -> 
         out = case.out([path])
         assert_equal([out[mask].detach()], [whole[mask].detach()])
         rest = out[~mask].detach()
-        assert rest.isnan().all() if debug else not rest.any()
+        assert rest.isnan().all() if debug else (rest == torch.finfo(rest.dtype).tiny).all()
         case.net.eval()
         assert_equal([case.out([path]).detach()], [whole.detach()])
         case.net.train()
@@ -622,7 +622,7 @@ def test_model_refuses_what_does_not_fit(device: torch.device) -> None:
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
         torch.compile(net, backend='eager', fullgraph=True)(x, edge_index, mask=mask)
     for norm in ('batch_norm', 'graph_norm', 'pair_norm'):
-        with pytest.raises(ValueError, match='computes over all nodes'):
+        with pytest.raises(ValueError, match="'norm' must treat each node by itself.*'layer_norm'"):
             PathPreparedGNN('gcn', 7, 8, 5, 2, norm=norm)
     for kwargs in ({'conv': 'gat'}, {'num_layers': 0}, {'dropout': 1.5}):
         given = {'conv': 'gcn', 'num_layers': 2} | kwargs
@@ -646,8 +646,8 @@ def test_compile(device: torch.device, kind: str, forward: bool) -> None:
     compiled = torch.compile(case.out, fullgraph=True, backend='aot_eager')
     case.out = lambda paths: compiled(paths)  # type: ignore[method-assign]
     assert_equal(case.step(paths), expected, 1e-5)
-    case.out(paths).sum().backward()
-    assert any(int(path.counter) for path in paths)
+    with pytest.raises(ValueError, match='lost gradients of'):
+        case.out(case.paths(forward=forward)).sum().backward()
     if forward:
         case.args = (None,)
         assert_equal(case.step(alone), expected, 1e-5)

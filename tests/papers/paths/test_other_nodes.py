@@ -1,12 +1,25 @@
 """Nodes that the loss does not read: the output of a model, and modules between its layers."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleList
+from torch.nn import (
+    BatchNorm1d,
+    Dropout,
+    Linear,
+    Module,
+    ModuleList,
+    ReLU,
+    ReLU6,
+    Sequential,
+    Softshrink,
+)
+from torch_geometric.nn import GraphNorm
 
 from pyg_fast.graph import execution_paths, prepare_edge_index
-from pyg_fast.nn import PathPreparedGNN
+from pyg_fast.nn import PathPreparedGCNConv, PathPreparedGNN, PathPreparedSAGEConv
 
 from .test_convs import assert_equal, conv_of, model_step, random_graph
 
@@ -92,13 +105,72 @@ def test_modules_after_a_layer_have_finite_gradients(
     assert_equal(list(grads[1]), list(grads[0]))
 
 
-@pytest.mark.parametrize('forward', [False, True])
-def test_batch_norm_after_a_layer_is_noticed_before_a_step(
-    device: torch.device, forward: bool
+class MinusMean(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class MinusMax(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.amax(0)  # whose gradient goes to the rows of the largest numbers
+
+
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [('gcn', {}), *((kind, {'forward': True}) for kind in ('gcn', 'sage', 'sum', 'gin')),
+     *((kind, {'forward': True, 'keep_graph': False}) for kind in ('gcn', 'sage', 'sum', 'gin'))],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    'mixes',
+    [lambda: BatchNorm1d(8), lambda: Sequential(ReLU(), BatchNorm1d(8)),
+     lambda: Sequential(ReLU(), Dropout(), GraphNorm(8)), lambda: Sequential(ReLU6(), MinusMean())],
+    ids=['norm', 'relu-norm', 'relu-dropout-graph_norm', 'relu6-mean'],
+)  # fmt: skip
+def test_module_that_mixes_nodes_is_noticed_before_a_step(
+    device: torch.device, kind: str, options: dict[str, bool], mixes: Callable[[], Module]
 ) -> None:
     edge_index, mask = random_graph(400, 500, 0.02, device)
-    net = Between('gcn', torch.nn.BatchNorm1d(8)).to(device)
-    paths = execution_paths(edge_index, mask, 2, forward=forward)
-    out = net(torch.randn(400, 7, device=device), edge_index, paths)
+    net = Between(kind, mixes()).to(device)
+    paths = execution_paths(edge_index, mask, 2, **options)
+    given = None if paths[0].stands_alone else edge_index
+    out = net(torch.randn(400, 7, device=device), given, paths)
     with pytest.raises(ValueError, match='the loss, or a layer between .*, such as BatchNorm'):
         out[mask].square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    'mixes',
+    [lambda: Sequential(ReLU(), MinusMax()), lambda: Sequential(Softshrink(), BatchNorm1d(8))],
+    ids=['max', 'shrink-norm'],
+)  # fmt: skip
+def test_debug_shows_what_sends_no_gradient_to_zeros(
+    device: torch.device, mixes: Callable[[], Module]
+) -> None:
+    edge_index, mask = random_graph(400, 500, 0.02, device)
+    net = Between('gcn', mixes()).to(device)
+    paths = execution_paths(edge_index, mask, 2, forward=True, debug=True)
+    assert net(torch.randn(400, 7, device=device), edge_index, paths)[mask].isnan().all()
+
+
+@pytest.mark.parametrize('keep', [False, True])
+def test_paths_in_another_order_are_noticed(device: torch.device, keep: bool) -> None:
+    edge_index, mask = random_graph(400, 500, 0.02, device)
+    net = Between('gcn', ReLU()).to(device)
+    paths = execution_paths(edge_index, mask, 2, forward=True)[::-1]
+    out = net(torch.randn(400, 7, device=device), edge_index, paths)
+    paths = paths if keep else []  # Before the backward pass nobody holds them.
+    with pytest.raises(ValueError, match='lost gradients'):
+        out[mask].square().sum().backward()
+
+
+def test_paths_by_position(device: torch.device) -> None:
+    edge_index, mask = random_graph(40, 50, 0.1, device)
+    paths, x = execution_paths(edge_index, mask, 2), torch.randn(40, 7, device=device)
+    model = PathPreparedGNN('gcn', 7, 8, 3, num_layers=2).to(device)
+    with pytest.raises(TypeError, match="'paths' must be given by name"):
+        model(x, edge_index, paths)
+    with pytest.raises(TypeError, match="'paths' must be a list, .* got an ExecutionPath"):
+        model(x, edge_index, paths=paths[0])
+    for cls in (PathPreparedGCNConv, PathPreparedSAGEConv):
+        with pytest.raises(TypeError, match="'path' must be given by name"):
+            cls(7, 3).to(device)(x, edge_index, paths[0])

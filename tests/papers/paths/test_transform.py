@@ -147,6 +147,16 @@ def test_bad_data() -> None:
             ExecutionPaths(num_layers)
     with pytest.raises(TypeError, match="'num_layers' must be an integer"):
         Prepare('two')
+    for transform in (ExecutionPaths, Prepare):
+        with pytest.raises(TypeError, match="'mask' must be the name of .*, got Tensor: store it"):
+            transform(2, mask=torch.ones(3, dtype=torch.bool))
+        with pytest.raises(TypeError, match="'edge_weight' must be the name of .*, got Tensor"):
+            transform(2, edge_weight=torch.ones(3))
+        for option in ('forward', 'checks', 'strict', 'debug', 'keep_graph'):
+            with pytest.raises(TypeError, match=f"'{option}' must be True or False, got str"):
+                transform(2, **{option: 'yes'})
+    with pytest.raises(TypeError, match="'keep_edge_index' must be True or False, got str"):
+        Prepare(2, keep_edge_index='yes')
     with pytest.raises(TypeError, match="'data' must be homogeneous, got HeteroData"):
         ExecutionPaths(1)(HeteroData())
     with pytest.raises(ValueError, match="'data' must have an edge_index"):

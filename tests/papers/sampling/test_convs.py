@@ -1001,6 +1001,9 @@ def test_is_a_pyg_layer(kind: str) -> None:
     inner = '6, 20' if kind == 'gcn' else '6, 20, aggr=mean'
     name = LAYERS[kind][2].__name__
     assert repr(ours) == f"{name}({inner}, num_samples=3, strategy='bucket')"
+    ours.quantize = True
+    assert repr(ours).endswith("strategy='bucket', quantize=True)")
+    ours.quantize = False
     assert isinstance(ours, LAYERS[kind][0])
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(ours.state_dict())
@@ -1037,7 +1040,7 @@ def test_accelerate_leaves_it_alone(kind: str) -> None:
     expected = ours(x, edge_index)
     reports = pyg_fast.accelerate_report(pyg_fast.accelerate(model))
     name = LAYERS[kind][2].__name__
-    assert reports[0] == ('0', name, name, None, name, 'kernel')
+    assert reports[0] == ('0', name, name, None, name, 'kernel', None)
     assert type(model[1]) is {'gcn': FusedGCNConv, 'sage': FusedSAGEConv}[kind]
     pyg_fast.restore(model)
     assert type(model[0]) is LAYERS[kind][2]

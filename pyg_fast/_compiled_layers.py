@@ -1,0 +1,93 @@
+"""Notes on layers what runs them in compiled code, for reports."""
+
+from collections.abc import Iterator
+from typing import cast
+
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+
+from .nn._checks import HOOKED
+from .nn._layer import FusedLayer, FusedModule
+from .nn._modules import hooks_of
+
+_ARGUMENTS = 'in compiled code no kernel takes its arguments'
+
+
+class LayerNotes:
+    """What runs the layers of a graph that :func:`torch.compile` captures: an empty text for a
+    kernel, or why PyG's code does. The first reason of a layer stays, as in eager calls. Only
+    layers hold it, and no tensor."""
+
+    def __init__(self) -> None:
+        variables, owner = _variables_of_frame()
+        layers = (
+            layer for value in variables
+            if issubclass(type(value), Module)  # A proxy may raise an error when asked its class.
+            for layer in cast('Module', value).modules() if isinstance(layer, FusedModule)
+        )  # fmt: skip
+        self._layers = {str(id(layer)): layer for layer in layers}
+        # A frame of a layer itself has no stack of modules.
+        self._root = str(id(owner)) if str(id(owner)) in self._layers else None
+        self._found: dict[str, str] = {}
+
+    def read(self, graph: GraphModule) -> None:
+        """Notes layers with kernels written for them, whose operators a graph has, and those whose
+        `propagate` is PyG's, before messages are replaced."""
+        kernels, others = set(), set()
+        for node in _nodes_of(graph):
+            key = self._key_of(node)
+            if key is None:
+                continue
+            if getattr(node.target, 'namespace', '').startswith('pyg_fast'):
+                kernels.add(key)
+            elif ', in propagate\n' in node.meta.get('stack_trace', ''):
+                others.add(key)
+        for key in others - kernels:
+            layer = self._layers[key]
+            hooked = isinstance(layer, FusedLayer) and any(hooks_of(vars(layer)))
+            reason = HOOKED if hooked else _ARGUMENTS
+            self._found[key] = type(layer)._fused_why_never(layer) or reason
+        for key in kernels:
+            self._found[key] = ''
+
+    def note(self, node: Node, reason: str) -> None:
+        """Notes the layer that a node belongs to."""
+        key = self._key_of(node)
+        if key is not None:
+            self._found[key] = self._found.get(key) or reason
+
+    def write(self) -> None:
+        """Writes all notes to their layers."""
+        for key, reason in self._found.items():
+            self._layers[key].__dict__['_last_compiled'] = reason
+
+    def _key_of(self, node: Node) -> str | None:
+        """The innermost layer of ours that a node belongs to."""
+        for key in reversed(node.meta.get('nn_module_stack') or {}):
+            key = key.partition('@')[0]  # the id of a module, and the number of its call
+            if key in self._layers:
+                return key
+        return self._root
+
+
+def _nodes_of(module: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph, and of the bodies of its higher-order operators."""
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            yield from part.graph.nodes
+
+
+def _variables_of_frame() -> tuple[list[object], object]:
+    """The variables of the frame that Dynamo compiles, global ones too; and the module of which it
+    is: `self`, or the first layer where a frame goes on after a graph break. None of them if torch
+    lacks the private name that tells, or compiles no frame."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        output = InstructionTranslator.current_tx().output
+        local, everywhere = output.local_scope, output.global_scope
+    except (ImportError, AttributeError):
+        return [], None
+    first = (x for x in local.values() if issubclass(type(x), FusedModule))
+    owner = local['self'] if 'self' in local else next(first, None)
+    return [*local.values(), *everywhere.values()], owner

@@ -1,0 +1,178 @@
+"""Triton code of passes over tiles that does not depend on the message: the functions that kernels
+call, and the kernels that run before and after them."""
+
+from functools import lru_cache
+
+from ._values import ROUNDED_ADD, next_power_of_two, sum_text
+
+# Edges of a tile.
+EDGES = 64
+
+
+def all_of(*masks: str) -> str:
+    """The code of all masks that are not empty."""
+    return ' & '.join(filter(None, masks))
+
+
+def load_text(place: str, mask: str) -> str:
+    return f'tl.load({place}, {mask}, 0)' if mask else f'tl.load({place})'
+
+
+def store_text(pointer: str, place: str, value: str, mask: str) -> str:
+    value = f'({value}).to({pointer}.dtype.element_ty)'
+    return f'tl.store({pointer} + {place}, {value}{", " * bool(mask)}{mask})'
+
+
+# A product with the error of float32 is one of sums of three numbers of bfloat16, without the least
+# parts; one of two such numbers has less error than TF32. A lesser part of what is not finite is 0.
+PRODUCTS = """@triton.jit
+def thirds(x):
+    a = x.to(tl.bfloat16)
+    rest = x - a.to(tl.float32)
+    rest = tl.where(rest == rest, rest, 0.0)
+    b = rest.to(tl.bfloat16)
+    return a, b, (rest - b.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def product_of_3(a0, a1, a2, b0, b1, b2):
+    low = tl.dot(a2, b0)
+    low = tl.dot(a1, b1, low)
+    low = tl.dot(a0, b2, low)
+    low = tl.dot(a1, b0, low)
+    low = tl.dot(a0, b1, low)
+    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def product_of_2(a0, a1, b0, b1):
+    low = tl.dot(a1, b0)
+    low = tl.dot(a0, b1, low)
+    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+"""
+
+# What the kernels call. Products `apart` have no sums in one accumulator, which Triton takes for
+# products of products. The key of a number has its row, then its place in the tile.
+FUNCTIONS = f"""{PRODUCTS}
+
+@triton.jit
+def product_of_3_apart(a0, a1, a2, b0, b1, b2):
+    low = added(tl.dot(a2, b0), tl.dot(a1, b1))
+    low = added(low, tl.dot(a0, b2))
+    low = added(low, added(tl.dot(a1, b0), tl.dot(a0, b1)))
+    return added(tl.dot(a0, b0), tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def product_of_2_apart(a0, a1, b0, b1):
+    low = added(tl.dot(a1, b0), tl.dot(a0, b1))
+    return added(tl.dot(a0, b0), tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def selected(which, a0, a1, a2):
+    which = which.to(tl.bfloat16)
+    out = tl.dot(which, a2)
+    out = tl.dot(which, a1, out)
+    return tl.dot(which, a0, out)
+
+
+@triton.jit
+def larger_of_row(v0, k0, v1, k1):
+    keep = ((k0 ^ k1) < {EDGES}) & ((v0 >= v1) | (v0 != v0))
+    return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
+
+
+@triton.jit
+def smaller_of_row(v0, k0, v1, k1):
+    keep = ((k0 ^ k1) < {EDGES}) & ((v0 <= v1) | (v0 != v0))
+    return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
+
+
+"""
+
+
+# The kernel that says for each edge the how-manieth row of its tile it is in (`rank`), and for each
+# row of a tile where its result goes (`place`): to that row, or, counted behind all rows, to one of
+# two parts of the tile, as the row has edges in the tile before (the first part) or behind.
+PLAN = f"""@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
+def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
+    t = tl.program_id(0)
+    i = tl.arange(0, {EDGES})
+    e = t * {EDGES} + i
+    inside = e < num_edges
+    row = tl.load(row_of + e, inside, num_rows)
+    above = tl.load(row_of + (e - 1), inside & (e > 0), -1)
+    below = tl.load(row_of + (e + 1), e + 1 < num_edges, -1)
+    starts = (row != above) | (i == 0)
+    rank = tl.cumsum(starts.to(tl.int32), 0) - 1
+    tl.store(rank_of + e, rank, inside)
+    before = tl.load(row_of + (t * {EDGES} - 1), t > 0, -1)
+    is_head = row == before
+    is_tail = (row == below) & (i == {EDGES - 1})
+    place = tl.where(row < num_rows, row, -1)
+    place = tl.where(is_tail & (row < num_rows), num_rows + 2 * t + 1, place)
+    place = tl.where(is_head & (row < num_rows), num_rows + 2 * t, place)
+    tl.store(place_of + e, -1 + i * 0)
+    tl.debug_barrier()
+    ends = (row != below) | (i == {EDGES - 1})
+    tl.store(place_of + (t * {EDGES} + rank), place, ends & inside)
+"""
+
+
+@lru_cache
+def combine_text(kind: str, size: int) -> str:
+    """The kernel that combines the parts of rows that several tiles have, of one result: a program
+    takes the row that begins in its tile and goes on behind that."""
+    width, several = next_power_of_two(size), 16
+    has_places = kind in ('max', 'min')
+    second = ', arg, parg' if has_places else ''
+    mask = f'(c < {size})' if width > size else '(c >= 0)'
+    lines = [
+        f'last = ((tl.load(rowptr + row + 1) - 1) // {EDGES}).to(tl.int32)',
+        f'c = tl.arange(0, {width})[None, :]',
+        f'u = tl.arange(0, {several})[:, None]',
+        f'start = tl.cast(2 * t + 1, OFFSET) * {size} + c + u * 0',
+        f'v = tl.load(part + start, (u == 0) & {mask}, {_START[kind]})',
+    ]
+    loop = [
+        f'for first in range(t + 1, last + 1, {several}):',
+        f'    place = tl.cast(2 * (first + u), OFFSET) * {size} + c',
+        f'    m = (first + u <= last) & {mask}',
+    ]
+    if has_places:
+        better = '>' if kind == 'max' else '<'
+        lines += [
+            f'a = tl.load(parg + start, (u == 0) & {mask}, -1)',
+            *loop,
+            f'    w = tl.load(part + place, m, {_START[kind]})',
+            '    b = tl.load(parg + place, m, -1)',
+            f'    take = m & ((w {better} v) | (a < 0) | ((w != w) & (v == v)))',
+            '    v = tl.where(take, w, v)',
+            '    a = tl.where(take, b, a)',
+            'is_nan = tl.sum((v != v).to(tl.int32), axis=0, keep_dims=True) > 0',
+            f'best = tl.{kind}(tl.where(v == v, v, {_START[kind]}), axis=0, keep_dims=True)',
+            'chosen = (a >= 0) & ((v != v) | ((v == best) & (is_nan == 0)))',
+            'a = tl.min(tl.where(chosen, a, 2147483647), axis=0, keep_dims=True)',
+            "v = tl.where(is_nan, float('nan'), best)",
+        ]
+    else:
+        lines += [*loop, '    v += tl.load(part + place, m, 0)', f'v = {sum_text("v", 0)}']
+    lines += [f'to = tl.cast(row, OFFSET) * {size} + c', store_text('out', 'to', 'v', mask)]
+    if has_places:
+        lines.append(store_text('arg', 'to', 'a', mask))
+    numbers = ['num_edges', 'num_rows']
+    return '\n'.join([
+        ROUNDED_ADD.rstrip(), '', '', f'@triton.jit(do_not_specialize={numbers})',
+        f'def combine_tiles(rowptr, row_of, out, part{second}, num_edges, num_rows, '
+        'OFFSET: tl.constexpr):', '    t = tl.program_id(0)',
+        f'    if (t + 1) * {EDGES} < num_edges:',
+        f'        row = tl.load(row_of + ((t + 1) * {EDGES} - 1))',
+        '        begin = tl.load(rowptr + tl.minimum(row, num_rows - 1))',
+        f'        goes_on = tl.load(row_of + (t + 1) * {EDGES}) == row',
+        f'        if (row < num_rows) & goes_on & (begin >= t * {EDGES}):',
+        *('            ' + line for line in lines), '',
+    ])  # fmt: skip
+
+
+_START = {'sum': '0', 'mean': '0', 'max': "float('-inf')", 'min': "float('inf')"}

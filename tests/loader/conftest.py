@@ -1,0 +1,45 @@
+"""What holds for every batch of the loader's tests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from pyg_fast.graph._cache import cache_of, tensors_of
+
+from ._parts import _core
+
+
+@pytest.fixture(scope='package', autouse=True)
+def streams_know_all_tensors() -> Iterator[None]:
+    """Memory that a stream is not told of may be given to others while it reads: what a batch with
+    types lists must hold all of its tensors that are not the user's own."""
+    build = _core.build_hetero_batch
+
+    def checked(data: Any, *args: Any) -> Any:
+        pending = build(data, *args)
+        known = set(map(_memory, [*pending.tensors, *_tensors(data)]))
+        assert known.issuperset(map(_memory, _tensors(pending.batch)))
+        return pending
+
+    _core.build_hetero_batch = checked
+    yield
+    _core.build_hetero_batch = build
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:
+    for store in data.stores:
+        for value in store.values():
+            if isinstance(value, EdgeIndex):
+                yield from (x for x in (value._data, value._indptr) if x is not None)
+                for entry in cache_of(value).entries.values():
+                    yield from tensors_of(entry.value)
+            elif isinstance(value, Tensor) and value.layout == torch.strided:
+                yield value
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
