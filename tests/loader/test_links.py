@@ -459,7 +459,7 @@ def test_triplets_leave_the_labels_of_data_as_pyg_does(device: torch.device, siz
     data.edge_label, data.edge_label_index = torch.rand(size), data.edge_index[:, :size]
     data.edge_label_time = torch.arange(size)
     options = {'edge_label_index': data.edge_label_index, 'neg_sampling': 'triplet'}
-    pyg = next(iter(LinkNeighborLoader(data, [-1], batch_size=4, **options)))
+    pyg = next(iter(pyg_loader(data, [-1], batch_size=4, **options)))
     batch = next(iter(FastLinkNeighborLoader(data, [-1], batch_size=4, **options, device=device)))
     for name in ('edge_label', 'edge_label_index', 'edge_label_time'):
         assert (name in batch) == (name in pyg)
