@@ -43,8 +43,12 @@ class Attributes(NamedTuple):
     late: list[LateRead]  # those that are read when the loader returns the batch
 
     def tensors(self) -> list[Tensor]:
+        """The tensors, of sparse ones their parts, which other streams may read."""
         values = [*self.nodes.values(), *self.edges.values()]
-        tensors = [value for value in values if isinstance(value, Tensor)]
+        tensors = [
+            part for value in values if isinstance(value, Tensor)
+            for part in ((value._indices(), value._values()) if value.is_sparse else (value,))
+        ]  # fmt: skip
         return tensors + [tensor for read in self.late for tensor in read.tensors]
 
 

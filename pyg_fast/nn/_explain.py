@@ -44,7 +44,7 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         args, kwargs: The arguments of its call.
         error: What the call has raised.
     """
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or _is_capturing():  # Reading edges would end it.
         return
     text = str(error)
     try:
@@ -56,6 +56,10 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         return
     if found is not None:
         raise found from error
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def check_like_parameters(name: str, value: Tensor, weight: Tensor) -> None:

@@ -325,6 +325,10 @@ class ExecutionPath:
             ValueError: If so, with the number of rows.
         """
         self._is_noted = False
+        if self._noted is not None:
+            host, event = self._noted
+            event.synchronize()
+            host.zero_()  # Reported once.
         check_counter(self.counter, self.layer, self.num_dst)
 
     def check_fits(self, device: torch.device, edge_index: Adj, num_nodes: int) -> None:
