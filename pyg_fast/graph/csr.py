@@ -43,7 +43,7 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
     out._T_indptr = rowptr.long()
     out._T_index = (data[0][out._T_perm], col.long())
     graph = Graph(colptr, row, None, rowptr, col, t_perm, num_src, num_dst)
-    graph = graph.with_one_structure().with_default_groups()
+    graph = graph.with_one_structure().with_full().with_default_groups()
     store(out, GraphRequest(num_src, num_dst, False), graph, wait=True)
     return out, perm
 
@@ -78,7 +78,7 @@ def prepare_graph(held: list[Tensor], size: tuple[int, int]) -> Graph:
     ):
         csr = transpose
     graph = Graph(*csr, None, *transpose, None, num_src, num_dst, missing='t_perm')
-    return graph.with_default_groups()
+    return graph.with_full().with_default_groups()
 
 
 def perm_name(store: BaseStorage) -> str | None:

@@ -302,7 +302,7 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
             return graph_of(edge_index, num_src, num_dst)
         return _sorted(data, num_src, num_dst, drop_loops=True, wait=True)
     graph = _sorted(data, num_src, num_dst, wait=True)
-    graph = graph.with_one_structure()
+    graph = graph.with_one_structure().with_full()
     if not edge_index.is_sorted:
         return graph
     # PyG's caches may be wrong after edits in place: ignore them.

@@ -2,7 +2,9 @@
 follows the reductions of an `aggregate`."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,10 +19,10 @@ _Constant: TypeAlias = float | tuple[tuple[int, ...], float, torch.dtype]
 
 
 class _Call(NamedTuple):
-    """A call of a function of torch."""
+    """A call of a function of torch, which returns a tensor, or one for each of several values."""
 
-    at: int
-    function: Callable[..., Tensor]
+    at: int | tuple[int, ...]
+    function: Callable[..., Any]
     args: tuple[int, ...]
     constants: tuple[tuple[int, _Constant], ...]  # by position in the arguments
     risky: tuple[tuple[int, int], ...]  # position of an argument of nodes, and its end of the edge
@@ -58,9 +60,17 @@ class Prologue:
             if program.operation(at) is torch.t and users.count(at) == 1
         }  # fmt: skip
         calls: list[_Call] = []
+        splits = self._find_splits()
         for at in self.order:
             value = program[at]
             if value.op in ('load', 'const') or at in inside:
+                continue
+            if at in splits:
+                pieces = splits[at]
+                if at == min(pieces):
+                    sizes = [program[each].attrs[2] for each in pieces]
+                    split = partial(torch.split, split_size_or_sections=sizes, dim=value.attrs[0])
+                    calls.append(_Call(pieces, split, value.args, (), ()))
                 continue
             function, args = program.operation(at), value.args
             map_, bias = affine.get(at, (at, None))
@@ -80,6 +90,24 @@ class Prologue:
             risky = [(k, end) for k, end in ends if end in self.ends and value.op in RISKY]
             calls.append(_Call(at, function, args, tuple(constants), tuple(risky)))
         return calls
+
+    def _find_splits(self) -> dict[int, tuple[int, ...]]:
+        """For each part of a parameter that is cut into parts without a rest: all of its parts. One
+        call of them has one gradient, where each part's would be written into zeros."""
+        program = self.program
+        parts: dict[tuple[int, int], list[int]] = {}
+        for at in self.order:
+            value = program[at]
+            if value.op == 'slice' and program.dependence(at) == PARAM and value.attrs[3] == 1:
+                parts.setdefault((value.args[0], value.attrs[0]), []).append(at)
+        found: dict[int, tuple[int, ...]] = {}
+        for (whole, dim), each_of in parts.items():
+            each_of.sort(key=lambda at: program[at].attrs[1])
+            ends = list(accumulate(program[at].attrs[2] for at in each_of))
+            starts = [program[at].attrs[1] for at in each_of]
+            if starts == [0, *ends[:-1]] and ends[-1] == program[whole].shape[dim]:
+                found |= dict.fromkeys(each_of, tuple(each_of))
+        return found
 
     def _find_affine(self, at: int, users: list[int]) -> tuple[int, int] | None:
         """The linear map and the bias whose sum a value is, if no other value reads the map."""
@@ -116,12 +144,15 @@ class Prologue:
         used: dict[int, Tensor] = {}
         if graph is not None:
             for end in self.ends:
+                if graph.full[0 if end == DST else 1]:
+                    continue
                 rowptr = graph.rowptr if end == DST else graph.t_rowptr
                 assert rowptr is not None
                 used[end] = has_edges(rowptr)
             for at, end in self.masked:
-                values[at] = replace_unread_rows(read[at], used[end], 0)
-        for at, function, args, constants, risky in self.calls:
+                if end in used:
+                    values[at] = replace_unread_rows(read[at], used[end], 0)
+        for where, function, args, constants, risky in self.calls:
             given: list = [values.get(arg) for arg in args]
             for k, constant in constants:
                 if isinstance(constant, tuple):
@@ -130,10 +161,13 @@ class Prologue:
                     given[k] = torch.full(shape, fill, dtype=dtype, device=device)
                 else:
                     given[k] = constant
-            if used:
-                for k, end in risky:
+            for k, end in risky:
+                if end in used:
                     given[k] = replace_unread_rows(given[k], used[end], 1)
-            values[at] = function(*given)
+            if isinstance(where, tuple):
+                values.update(zip(where, function(*given), strict=True))
+            else:
+                values[where] = function(*given)
         return [read[at] if at in read else values[at] for at in self.wanted]
 
 

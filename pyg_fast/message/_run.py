@@ -220,8 +220,9 @@ def compute_gradients(
         out = _blocks.block_gradients(plan, graph, given, needs, acc)
         backward = Backward((), (), False)
     if backward.local:
-        # A destination without edges gives none, whatever gradient its result gets.
-        grad = replace_unread_rows(cotangents[plan.outputs[0].at], has_edges(graph.rowptr), 0)
+        grad = cotangents[plan.outputs[0].at]
+        if not graph.full[0]:  # A destination without edges gives none, whatever its result gets.
+            grad = replace_unread_rows(grad, has_edges(graph.rowptr), 0)
     for k, derivative in zip(backward.local, kept.local, strict=True):
         out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
     for pass_, targets, shared in backward.passes:

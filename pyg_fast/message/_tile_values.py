@@ -108,6 +108,8 @@ class TileValues:
     factors: dict[int, Factor] = field(default_factory=dict)  # by position in the program
     scratches: dict[int, int] = field(default_factory=dict)  # factors of values read in parts
     pairs: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    totals: dict[int, int] = field(default_factory=dict)
+    total_width: int = 0
 
     def __post_init__(self) -> None:
         self.is_wide = widest(self.program, self.outs) > WIDE

@@ -44,6 +44,8 @@ class TileSource(NamedTuple):
     per_processor: int  # programs
     factors: tuple[Factor, ...]
     pairs: dict[int, tuple[tuple[int, int], ...]]  # of factors, whose products a result adds up
+    totals: dict[int, int]  # the first column of other sums over all edges, in a row of a program
+    total_width: int
 
 
 class _Part(NamedTuple):
@@ -82,7 +84,10 @@ def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> Til
     several = tiles.programs()
     registers = min(255, _REGISTERS // (32 * warps * several) // 8 * 8)
     factors = tuple(tiles.factors.values())
-    return TileSource(text, tuple(tiles.loads), warps, registers, several, factors, tiles.pairs)
+    return TileSource(
+        text, tuple(tiles.loads), warps, registers, several, factors, tiles.pairs, tiles.totals,
+        tiles.total_width,
+    )  # fmt: skip
 
 
 @lru_cache
@@ -110,6 +115,7 @@ class _Tiles(TileValues):
         begin, edges = self._edges()
         body = [
             'pid = tl.program_id(0)',
+            *[f'totals = pid * {self.total_width}'] * bool(self.totals),
             *['seed = tl.load(seed_at)'] * self.has_dropout,
             f'i = tl.arange(0, {EDGES})',
             *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths),
@@ -261,8 +267,15 @@ class _Tiles(TileValues):
         """A sum over all edges."""
         columns, mask = self._columns(size)
         of_edges = self._of_edges(block, padded(size))
-        place = f'(pid * {size} + {columns}) + tl.zeros([1, 1], tl.int32)'
+        self._reserve(k, size)
+        place = f'(totals + {columns}) + tl.zeros([1, 1], tl.int32)'
         self._add_up(k, sum_text(of_edges, 0), place, mask)
+
+    def _reserve(self, k: int, size: int) -> None:
+        """Columns for the sums of a result, in the row that each program has for all of them."""
+        if k not in self.totals:
+            self.totals[k] = self.total_width
+            self.total_width += -(-size // 4) * 4  # Aligned to 16 bytes.
 
     def _add_up(self, k: int, text: str, place: str, mask: str) -> None:
         """Adds the sums of a tile to what the program has of the tiles before, in memory: many such
@@ -356,7 +369,7 @@ class _Tiles(TileValues):
         self, k: int, pairs: Sequence[tuple[int, int]], shape: tuple[int, ...], dtype: str
     ) -> None:
         """The gradient of a matrix, by products of the values of a tile."""
-        place, mask = self._place_of_total(shape)
+        place, mask = self._place_of_total(k, shape)
         for left, right in pairs:
             one, two = self._through_memory(left, dtype), self._through_memory(right, dtype)
             if dtype in HALF:
@@ -371,7 +384,7 @@ class _Tiles(TileValues):
     def _add_vector(self, k: int, pairs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> None:
         """The gradient of a matrix with one row or column."""
         height, width = map(padded, shape)
-        place, mask = self._place_of_total(shape)
+        place, mask = self._place_of_total(k, shape)
         for left, right in pairs:
             a = self._of_edges(self.value(left), height)
             b = self._of_edges(self.value(right), width)
@@ -379,10 +392,11 @@ class _Tiles(TileValues):
             # With one column the sums lie in a row.
             self._add_up(k, f'tl.trans({total})' if width == 1 else total, place, mask)
 
-    def _place_of_total(self, shape: tuple[int, ...]) -> tuple[str, str]:
+    def _place_of_total(self, k: int, shape: tuple[int, ...]) -> tuple[str, str]:
         """Where a program adds up a matrix, and the mask of the numbers that exist."""
+        self._reserve(k, math.prod(shape))
         height = padded(shape[0])
         down = f'tl.arange(0, {height})[:, None]'
         columns, mask = self._columns(shape[1])
         mask = all_of(f'({down} < {shape[0]})' * (height > shape[0]), mask)
-        return f'(pid * {math.prod(shape)} + {down} * {shape[1]} + {columns})', mask
+        return f'(totals + {down} * {shape[1]} + {columns})', mask

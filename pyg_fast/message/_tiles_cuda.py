@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.column_sums import column_sums
 from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
@@ -42,6 +43,11 @@ def run_pass_tiles(
     outs, seconds = buffers.outs, buffers.seconds
     if num_tiles:
         _launch_tiles(pass_, source, graph, inputs, seed, num_tiles, buffers)
+    if source.totals:
+        sums = column_sums(buffers.totals)
+        for k, first in source.totals.items():
+            shape = pass_.program[pass_.outs[k].at].shape
+            outs[k] = sums[first : first + math.prod(shape)].view(1, *shape)
     for k, out in enumerate(pass_.outs):
         if out.kind == 'mean':
             degree = graph.rowptr.diff().clamp(min=1)
@@ -168,19 +174,23 @@ class _Buffers(NamedTuple):
     parts: dict[int, Tensor]
     second_parts: dict[int, Tensor]
     num_programs: int
+    totals: Tensor  # a row of each program
 
 
 def _allocate(
     pass_: 'Pass', source: TileSource, graph: Graph, num_tiles: int, num_programs: int
 ) -> _Buffers:
     device, places = graph.col.device, graph.rowptr.dtype
-    out = _Buffers([], {}, {}, {}, num_programs)
+    totals = torch.zeros(num_programs, source.total_width, dtype=torch.float32, device=device)
+    out = _Buffers([], {}, {}, {}, num_programs, totals)
     for k, (at, kind, name) in enumerate(pass_.outs):
         shape = pass_.program[at].shape
         dtype = torch.float32 if name == 'acc' else getattr(torch, name)
+        if kind == 'total' and k in source.pairs:
+            out.outs.append(torch.zeros(1, *shape, dtype=torch.float32, device=device))
+            continue
         if kind == 'total':
-            several = 1 if k in source.pairs else num_programs
-            out.outs.append(torch.zeros(several, *shape, dtype=torch.float32, device=device))
+            out.outs.append(totals[:, source.totals[k] :])
             continue
         if kind == 'edge':
             out.outs.append(torch.empty(graph.num_edges, *shape, dtype=dtype, device=device))

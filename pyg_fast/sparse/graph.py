@@ -50,6 +50,8 @@ class Graph(NamedTuple):
     :obj:`None` does not stand for the order of the edges. If :obj:`perm` alone is missing, the
     order of the edges is that of the transpose, see :attr:`is_in_order_of_transpose`; if both are,
     it is lost. Ops with values of edges refuse such a graph, see :meth:`with_positions`.
+
+    :obj:`full` says of the graph and of its transpose whether each row is known to have an edge.
     """
 
     rowptr: Tensor
@@ -64,6 +66,7 @@ class Graph(NamedTuple):
     t_groups: Groups | None = None
     missing: Missing | None = None
     longest_row: int | None = None
+    full: tuple[bool, bool] = (False, False)
 
     @staticmethod
     def from_edge_index(
@@ -100,6 +103,7 @@ class Graph(NamedTuple):
         return Graph(
             self.t_rowptr, self.t_col, self.t_perm, self.rowptr, self.col, self.perm,
             self.num_dst, self.num_src, self.t_groups, self.groups, _SWAPPED[self.missing],
+            full=self.full[::-1],
         )  # fmt: skip
 
     @staticmethod
@@ -168,6 +172,16 @@ class Graph(NamedTuple):
         has_some = self.groups is not None or self.t_groups is not None
         size = usual_group_size(self.num_edges) if self.col.is_cuda and not has_some else None
         return self if size is None else self.with_groups(size, size)
+
+    def with_full(self) -> 'Graph':
+        """The graph that knows whether each row has an edge. Synchronises."""
+
+        def is_full(rowptr: Tensor | None) -> bool:
+            return rowptr is not None and bool((rowptr[1:] > rowptr[:-1]).all())
+
+        rows = is_full(self.rowptr)
+        alike = self.t_rowptr is self.rowptr
+        return self._replace(full=(rows, rows if alike else is_full(self.t_rowptr)))
 
     def with_one_structure(self) -> 'Graph':
         """The graph with one CSR structure if it is symmetric. Synchronises."""
