@@ -7,6 +7,7 @@ python -m benchmarks edge_mlp --precisions highest       products as exact as fl
 python -m benchmarks edge_mlp --hub 100000               so many edges end at one node
 python -m benchmarks edge_mlp --graphs Computers         in place of random edges
 python -m benchmarks edge_mlp --eager-only               without torch.compile, which takes long
+python -m benchmarks edge_mlp --without-lists            prepared graphs alone
 
 All contenders of a cell compute in the same precision: `highest` and `high` are torch's settings
 for products of float32, with `bfloat16` weights and features have that type.
@@ -27,12 +28,26 @@ from pyg_fast.graph import prepare_edge_index
 
 from . import _graphs, _harness
 from ._harness import Bench, Contender, Option
-from .layers import COMPILED, OURS, OURS_COMPILED, PLAIN, PREPARED, PYG, compiled, step_error, warm
+from .layers import (
+    COMPILED,
+    OURS_CAPTURED,
+    OURS_COMPILED,
+    PLAIN,
+    PREPARED,
+    PYG,
+    REDUCED,
+    captured,
+    compiled,
+    step_error,
+    warm,
+)
 
 PRECISIONS = ('highest', 'high', 'bfloat16')
 # Allowed errors of the norms of results and gradients.
 TOLERANCES = {'highest': 1e-4, 'high': 3e-2, 'bfloat16': 1e-1}
 GAUSSIANS, CUTOFF = 50, 10.0
+OURS_REDUCED = 'ours, torch.compile reduce-overhead'
+OURS = (PREPARED, PLAIN, OURS_COMPILED, OURS_REDUCED, OURS_CAPTURED)
 Inputs = tuple[Tensor, ...]
 
 
@@ -168,11 +183,12 @@ class Case:
         if dtype is None:
             dtype = torch.bfloat16 if self.precision == 'bfloat16' else torch.float32
         layer: Any = copy.deepcopy(self.layer).to(dtype)
-        edge_index = self.prepared if name in (PREPARED, OURS_COMPILED) else self.edge_index
+        edge_index = self.prepared if name in OURS and name != PLAIN else self.edge_index
         if name in OURS:
             layer = pyg_fast.accelerate(layer)
-        if name == OURS_COMPILED:  # Another backend would compile PyG's code.
-            run: Any = pyg_fast.compile(layer)
+        if name in (OURS_COMPILED, OURS_REDUCED):  # Another backend would compile PyG's code.
+            mode = 'reduce-overhead' if name == OURS_REDUCED else None
+            run: Any = pyg_fast.compile(layer, mode=mode)
         else:
             run = compiled(name, layer)
         leaves = [x.to(dtype).requires_grad_() for x in self.x]
@@ -183,7 +199,7 @@ class Case:
             grads = torch.autograd.grad(outs, wanted, [torch.ones_like(out) for out in outs])
             return (*(out.detach() for out in outs), *grads)
 
-        return warm(step)
+        return captured(step) if name == OURS_CAPTURED else warm(step)
 
     @functools.cached_property
     def expected(self) -> Inputs:
@@ -203,8 +219,11 @@ class Case:
         """The error, of which twice that of PyG's layer in the same precision is allowed."""
         return self.error(outputs) / max(1.0, 2 * self.error_of_pyg)
 
-    def contenders(self, eager_only: bool) -> list[Contender]:
-        names = [PREPARED, PLAIN, PYG] + [OURS_COMPILED, COMPILED] * (not eager_only)
+    def contenders(self, args: Any) -> list[Contender]:
+        is_cuda, compiles = self.x[0].is_cuda, not args.eager_only
+        names = [PREPARED, *[PLAIN] * (not args.without_lists), *[OURS_CAPTURED] * is_cuda, PYG]
+        names += [OURS_COMPILED, COMPILED] * compiles
+        names += [OURS_REDUCED, REDUCED] * (compiles and is_cuda)
         return [
             Contender(name, functools.partial(self.step, name), name in OURS,
                       self.check if name in OURS else None) for name in names]
@@ -219,10 +238,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         nodes=Option({'quick': 200, 'cuda': 100_000, 'cpu': 10_000}, int),
         edges=Option({'quick': 3_000, 'cuda': 1_500_000, 'cpu': 150_000}, int),
         hub=Option({'quick': 100, 'cuda': 0, 'cpu': 0}, int, 'edges that end at one node'),
-        eager_only=Option(False), notes=[
+        eager_only=Option(False), without_lists=Option(False), notes=[
             'A step is forward and backward, wall time with Python. Ours: pyg_fast.accelerate of '
             "the same layer, compared with PyG's in float64. SchNet: a fifth of the nodes, 1 / "
-            '1.875 of the edges; mesh: 1 / 2.5 of the edges.'])
+            '1.875 of the edges; mesh: 1 / 2.5 of the edges. CUDA graph: the whole step; '
+            'reduce-overhead: those that torch.compile makes of its parts.'])
     before = torch.get_float32_matmul_precision()
     for graph in bench.graphs() if bench.args.graphs else [None]:
         of_graph = '' if graph is None else f', {graph.name}'
@@ -231,9 +251,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             torch.set_float32_matmul_precision('high' if precision == 'high' else 'highest')
             case = Case(KINDS[name], width, precision, bench, graph)
             bench.measure(
-                f'A step, {precision}{of_graph}', name, width,
-                case.contenders(bench.args.eager_only), label='channels', memory=True,
-                pairs=[(PLAIN, PYG)] + [(OURS_COMPILED, COMPILED)] * (not bench.args.eager_only))
+                f'A step, {precision}{of_graph}', name, width, case.contenders(bench.args),
+                label='channels', memory=True, pairs=[
+                    (PLAIN, PYG), (OURS_COMPILED, COMPILED), (OURS_REDUCED, REDUCED),
+                    (OURS_CAPTURED, REDUCED)])
     torch.set_float32_matmul_precision(before)
     bench.finish()
 
