@@ -31,6 +31,8 @@ def segment_attention(
     not padded to a common size, scores are not stored, and a GPU is not waited for. Sums run in
     float32 (float64 for float64); products of float32 follow
     :func:`torch.set_float32_matmul_precision`. The gradients of a run are equal to the last bit.
+    A number that is not finite changes results of its own graph alone; on a GPU those become NaN,
+    also where a sum would be infinite.
 
     Args:
         query (Tensor): Queries :math:`(N, H, C)`, of float32, float64, float16 or bfloat16; on a
