@@ -100,7 +100,7 @@ def launch_kernel(
     compiled = _compiled_variants(text, name)
     key = (
         torch.cuda.current_device(), num_warps, constants, *[number < 2**31 for number in numbers],
-        *[(t.dtype, t.data_ptr() % 16) for t in tensors],
+        *[t.dtype for t in tensors], *[t.data_ptr() % 16 for t in tensors],
     )  # fmt: skip
     found = compiled.get(key)
     if found is None:
@@ -326,7 +326,7 @@ def offset_dtype(col: Tensor, nodes: list[Tensor], tensors: list[Tensor]) -> 'tl
     import triton.language as tl
 
     widest = max(
-        col.size(0), *(x.size(0) * x.stride(0) for x in nodes), *(x.numel() for x in tensors)
+        [col.size(0), *[x.size(0) * x.stride(0) for x in nodes], *[x.numel() for x in tensors]]
     )
     return tl.int32 if widest < 2**31 else tl.int64
 

@@ -196,7 +196,9 @@ def _allocate(
             out.outs.append(torch.empty(graph.num_edges, *shape, dtype=dtype, device=device))
             continue
         dtype = torch.float32 if kind == 'mean' else dtype
-        out.outs.append(torch.zeros(graph.num_dst, *shape, dtype=dtype, device=device))
+        # Kernels write the rows that have edges.
+        start = torch.empty if graph.full[0] else torch.zeros
+        out.outs.append(start(graph.num_dst, *shape, dtype=dtype, device=device))
         out.parts[k] = torch.empty(2 * num_tiles, *shape, dtype=torch.float32, device=device)
         if kind in ('max', 'min'):
             out.seconds[k] = torch.full(out.outs[-1].shape, -1, dtype=places, device=device)
