@@ -11,29 +11,10 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, GINConv, GINEConv, MessagePassing
 from torch_geometric.typing import SparseTensor
 
+from ..errors import DeviceError, DtypeError, EdgesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, raise_index_error
 from ..ops.cbsr import CBSR
-
-
-class ShapeError(ValueError, RuntimeError):
-    """A shape that does not fit: also a RuntimeError, as torch raises for one."""
-
-
-class OptionError(ValueError, AssertionError, RuntimeError):
-    """An argument for which a layer lacks an option: also what PyG's layers raise, without text."""
-
-
-class DeviceError(ValueError, RuntimeError):
-    """A tensor on another device: also a RuntimeError, as torch raises for one."""
-
-
-class EdgesError(TypeError, ValueError):
-    """An object that holds no edges: also a ValueError, as PyG raises for one."""
-
-
-class DtypeError(TypeError, RuntimeError):
-    """A dtype that does not fit: also a RuntimeError, as torch raises for one."""
 
 
 def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error: Exception) -> None:
@@ -78,6 +59,15 @@ def check_like_parameters(name: str, value: Tensor, weight: Tensor) -> None:
         )
 
 
+def check_edges(edges: object) -> None:
+    """Raises unless an object holds edges."""
+    if not isinstance(edges, (Tensor, SparseTensor)):
+        raise EdgesError(
+            "'edge_index' must be a tensor of shape [2, num_edges], or a sparse matrix, got "
+            f'{type(edges).__name__}'
+        )
+
+
 def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
     """Raises unless each tensor of edges has a row for each edge."""
     for name, value in given.items():
@@ -112,12 +102,8 @@ def _find_mistake(
 
 def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Signature) -> None:
     """Raises unless features and edges are tensors, the features of the layer's dtype."""
-    edges = given.get('edge_index')
-    if 'edge_index' in given and not isinstance(edges, (Tensor, SparseTensor)):
-        raise EdgesError(
-            "'edge_index' must be a tensor of shape [2, num_edges], or a sparse matrix, got "
-            f'{type(edges).__name__}'
-        )
+    if 'edge_index' in given:
+        check_edges(given['edge_index'])
     _check_edge_weight(given.get('edge_weight'))
     if 'x' not in given:
         return

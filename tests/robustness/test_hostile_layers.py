@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -291,6 +292,34 @@ def test_transform_refuses_masks(name: str, error: type, mask: Tensor) -> None:
     data.train_mask = mask
     with pytest.raises(error, match="'data.train_mask'"):
         TRANSFORMS[name]()(data)
+
+
+@pytest.mark.parametrize('key', ['edge_attr', 'edge_weight', 'edge_type'])
+@pytest.mark.parametrize('name', ['GroupSizes', 'Prepare', 'ToCSR'])
+def test_transform_warns_of_rows_of_edges(name: str, key: str) -> None:
+    data = small_graph(torch.device('cpu'))
+    data[key] = torch.ones(data.num_edges - 1)
+    with pytest.warns(UserWarning, match=f"'{key}' has not a row for each edge, so ToCSR does"):
+        out = TRANSFORMS[name]()(data)
+    assert out[key] is data[key]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        data.edge_label, data[key] = torch.ones(3), torch.ones(data.num_edges)
+        TRANSFORMS[name]()(data)
+
+
+@pytest.mark.parametrize('data', [None, [Data()], torch.ones(3)])
+@pytest.mark.parametrize('name', TRANSFORMS)
+def test_transform_refuses_what_is_no_data(name: str, data: Any) -> None:
+    with pytest.raises(TypeError, match="(?i)'?data'? .*got"):
+        TRANSFORMS[name]()(data)
+
+
+def test_options_of_prepare() -> None:
+    with pytest.raises(TypeError, match=r"Prepare got unexpected arguments \['foo'\]"):
+        transforms.Prepare(2, foo=1)
+    with pytest.raises(ValueError, match="'group_sizes' must be one of .* got 'x'"):
+        transforms.Prepare(2, group_sizes='x')
 
 
 def test_loader_hands_out_what_is_not_finite(device: torch.device) -> None:
