@@ -29,6 +29,7 @@ from ._report import AccelerateReport, table_of
 from ._scores import check_forward, check_loss_fn
 from .graph.prepared_graph import PreparedGraph
 from .nn._layer import FusedModule
+from .ops._numbers import check_flag
 from .papers.maxk import MaxKGNN
 from .papers.paths import PathPreparedGNN
 from .transforms import ToCSR
@@ -119,7 +120,7 @@ def benchmark(
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If :obj:`seconds` is not positive.
-        Exception: What the model or :obj:`loss` raises, if all ways fail by the same error.
+        Exception: What the model or :obj:`loss` raises, if all ways fail.
 
     Example:
         >>> pyg_fast.benchmark(GCN(64, 64, num_layers=2), data)
@@ -133,6 +134,10 @@ def benchmark(
         convs.1  GCNConv  kernel
     """
     _check(model, data, seconds)
+    for name, flag in (
+        ('compile_pyg', compile_pyg), ('compile_ours', compile_ours), ('capture', capture),
+    ):  # fmt: skip
+        check_flag(name, flag)
     check_forward(forward)
     if loss is not None:
         check_loss_fn('loss', loss, 'data')
@@ -153,8 +158,8 @@ def benchmark(
         runs.append(_Run(f'{OURS}, captured', partial(steps.captured, model, prepared)))
     with torch.random.fork_rng([device] if device.type == 'cuda' else []):
         num_rounds = _take_turns(runs, seconds, device)
-        if all(run.error for run in runs) and runs[0].error == runs[1].error:
-            runs[0].make()[1]()  # Raises it again, with its traceback.
+        if all(run.error is not None for run in runs):
+            runs[1].make()[1]()  # Raises it again: ours names the argument.
     sizes = f'{data.num_nodes} nodes, {data.num_edges} edges'
     if isinstance(data, HeteroData):
         types = len(data.node_types), len(data.edge_types)

@@ -176,7 +176,10 @@ def capture(
         ('model', model, Module), ('data', data, Data), ('optimizer', optimizer, Optimizer),
     ):  # fmt: skip
         if not isinstance(value, kind):
-            raise TypeError(f"'{name}' must be a {kind.__name__}, got {type(value).__name__}")
+            article = 'an' if kind is Optimizer else 'a'
+            raise TypeError(
+                f"'{name}' must be {article} {kind.__name__}, got {type(value).__name__}"
+            )
     check_loss_fn('loss_fn', loss_fn, None)
     check_forward(forward)
     if mask is not None and not isinstance(mask, str):

@@ -2,6 +2,7 @@
 choose."""
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,19 @@ def check_forward(forward: object) -> None:
             f"'forward' must be a function, forward(model, data), got {type(forward).__name__}: "
             'leave it out for model(data.x, data.edge_index)'
         )
+    if forward is not None:
+        _check_takes_two('forward', forward, 'the model and the data')
+
+
+def _check_takes_two(name: str, function: Callable, what: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(f"'{name}' must take two arguments, {what}: {error}") from error
 
 
 def check_loss_fn(name: str, loss_fn: object, of: str | None) -> None:
@@ -76,6 +90,8 @@ def check_loss_fn(name: str, loss_fn: object, of: str | None) -> None:
         raise TypeError(
             f"'{name}' must be a function or an object, got the class {title}: write {title}()"
         )
+    assert callable(loss_fn)
+    _check_takes_two(name, loss_fn, f'the output and the {of or "labels"}')
 
 
 def check_candidates(

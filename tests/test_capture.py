@@ -139,6 +139,8 @@ def test_refused(device: torch.device) -> None:
         capture(gcn(device), data, optimizer, cross_entropy)
     with pytest.raises(TypeError, match="'loss_fn' must be a function .* CrossEntropyLoss\\(\\)"):
         capture(model, data, optimizer, torch.nn.CrossEntropyLoss)
+    with pytest.raises(TypeError, match="'loss_fn' must take two arguments, .* labels: too many"):
+        capture(model, data, optimizer, lambda out: out.sum())
     with pytest.raises(TypeError, match="'forward' must be a function"):
         capture(model, data, optimizer, cross_entropy, forward='x')
 
