@@ -189,6 +189,9 @@ def _find_mistake(
         check_columns(x, wanted, argument)
         if 'edge_attr' in signature.parameters:
             _check_edge_attr(conv, x, given.get('edge_attr'))
+        if 'edge_type' in signature.parameters and hasattr(conv, 'num_relations'):
+            _check_edge_type(given.get('edge_type'), edge_index, conv.num_relations)
+        _check_dicts(conv, given)
         if isinstance(x, Tensor) and x.dim() > 2 and hasattr(conv, 'heads'):
             raise OptionError(
                 "'x' must have shape [num_nodes, in_channels], since attention takes no several "
@@ -209,7 +212,7 @@ def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Sign
         return
     x, annotation = given['x'], signature.parameters['x'].annotation
     parts = x if isinstance(x, (tuple, list)) else (x,)
-    _check_features(x, parts, annotation)
+    _check_features(x, parts, annotation, hasattr(conv, 'num_relations'))
     weight = next(conv.parameters(), None)
     for part in parts:
         if not isinstance(part, Tensor):
@@ -226,9 +229,9 @@ def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Sign
             check_like_parameters('x', part, weight)
 
 
-def _check_features(x: object, parts: Sequence[object], annotation: object) -> None:
+def _check_features(x: object, parts: Sequence[object], annotation: object, may_lack: bool) -> None:
     """Raises unless features are tensors, as an annotation says, or what may be some where there is
-    none."""
+    none; of a pair the second may be None, and the first if `may_lack`."""
     is_named = annotation is not inspect.Parameter.empty
     if is_named and 'Tensor' not in str(annotation):
         return  # Others, such as numbers of nodes by type.
@@ -249,6 +252,11 @@ def _check_features(x: object, parts: Sequence[object], annotation: object) -> N
             f"'x' must be a tensor, or a pair of those of sources and destinations, got "
             f'{len(parts)} tensors'
         )
+    for k, part in enumerate(parts if is_pair else ()):
+        lacks = part is None and (k == 1 or may_lack)
+        if not lacks and not isinstance(part, (Tensor, CBSR)):
+            name = type(part).__name__
+            raise TypeError(f"'x[{k}]' must be a tensor of features of nodes, got {name}")
 
 
 def _columns_of_edges(conv: Any) -> tuple[int, str]:
@@ -294,6 +302,52 @@ def _check_edge_attr(conv: Any, x: object, edge_attr: object) -> None:
             f"'edge_attr' must have {columns} columns, as '{option}' of the layer says, got shape "
             f'{list(edge_attr.shape)}'
         )
+
+
+def _check_edge_type(edge_type: object, edge_index: object, num_relations: int) -> None:
+    """Raises unless there is a relation for each edge of a list; a sparse matrix has its own."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return
+    if edge_type is None:
+        raise OptionError("'edge_type' must be given, the number of a relation for each edge")
+    if not isinstance(edge_type, Tensor):
+        raise TypeError(f"'edge_type' must be a tensor, got {type(edge_type).__name__}")
+    if edge_type.is_floating_point():
+        raise DtypeError(f"'edge_type' must hold integers, got {edge_type.dtype}")
+    if edge_type.dim() != 1:
+        raise ShapeError(
+            f"'edge_type' must have shape [num_edges], a number for each edge, got "
+            f'{list(edge_type.shape)}'
+        )
+    if edge_type.numel() > 0:
+        low, high = (int(value) for value in edge_type.aminmax())
+        if low < 0 or high >= num_relations:
+            raise IndexError(
+                f"'edge_type' must hold relations in [0, {num_relations}), got values from {low} "
+                f'to {high}'
+            )
+
+
+def _check_dicts(conv: Any, given: Mapping[str, object]) -> None:
+    """Raises unless features and edges of several types are what a layer takes."""
+    for name, of in (('x_dict', 'node'), ('edge_index_dict', 'edge')):
+        if name not in given:
+            continue
+        values = given[name]
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"'{name}' must be a dictionary by {of} type, got {type(values).__name__}: "
+                f'data.{name}'
+            )
+        for key, value in values.items():
+            if not isinstance(value, (Tensor, SparseTensor)):
+                raise TypeError(f"'{name}[{key!r}]' must be a tensor, got {type(value).__name__}")
+            wanted = conv.in_channels.get(key) if of == 'node' else None
+            if wanted is not None and 0 < wanted != value.size(-1):
+                raise ShapeError(
+                    f"'{name}[{key!r}]' must have {wanted} columns, as 'in_channels' of the layer "
+                    f'says, got shape {list(value.shape)}'
+                )
 
 
 def _check_by_text(given: Mapping[str, object], text: str) -> None:

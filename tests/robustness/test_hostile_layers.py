@@ -309,6 +309,40 @@ def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> Non
         Unreduced()(data.x, data.edge_index)
 
 
+@pytest.mark.parametrize('name', ['RGCNConv', 'RGATConv'])
+def test_layer_names_relations(device: torch.device, name: str, raises: Any) -> None:
+    layer, data = accelerate(getattr(pyg, name)(IN, 4, 3)).to(device), small_graph(device)
+    types = torch.randint(3, (data.num_edges,), device=device)
+    wrong = {
+        'must be given': None, 'must be a tensor, got list': types.tolist(),
+        'must hold integers, got torch.float32': types.float(),
+        'must have shape': types.view(-1, 1),
+    }  # fmt: skip
+    if device.type == 'cpu':  # A GPU fails an assertion.
+        wrong[r'must hold relations in \[0, 3\), got values from 0 to 7'] = types.clamp(max=1) * 7
+    for text, value in wrong.items():
+        with raises((IndexError, TypeError, ValueError), match=f"'edge_type' {text}"):
+            layer(data.x, data.edge_index, value)
+
+
+def test_layer_names_types(device: torch.device, raises: Any) -> None:
+    x, edges = {'a': torch.randn(9, 8, device=device)}, ('a', 'to', 'a')
+    edge_index = {edges: torch.randint(9, (2, 40), device=device)}
+    layer = accelerate(pyg.HGTConv(8, 8, (['a'], [edges]))).to(device)
+    assert layer(x, edge_index)['a'].isfinite().all()
+    for x_dict, text in (
+        (x['a'], "'x_dict' must be a dictionary by node type, got Tensor: data.x_dict"),
+        ({'a': x['a'].tolist()}, r"'x_dict\['a'\]' must be a tensor, got list"),
+        ({'a': x['a'][:, 1:]}, r"'x_dict\['a'\]' must have 8 columns"),
+    ):
+        with raises((TypeError, ValueError), match=text):
+            layer(x_dict, edge_index)
+    layer = accelerate(pyg.SAGEConv((8, 8), 4)).to(device)
+    for pair in ((None, x['a']), (x['a'].tolist(), x['a'])):
+        with raises(TypeError, match=rf"'x\[0\]' must be a tensor .* got {type(pair[0]).__name__}"):
+            layer(pair, edge_index[edges])
+
+
 class Unreduced(nn.FusedMessagePassing):
     def __init__(self) -> None:
         super().__init__(aggr=None)
