@@ -6,7 +6,7 @@ import logging as _logging
 
 # First: its functions stand above `graph`, which stands on its modules.
 from . import ops  # isort: skip
-from . import datasets, graph, loader, nn, transforms
+from . import datasets, errors, graph, loader, nn, transforms
 from . import papers as papers
 from ._accelerate import accelerate, accelerate_report, restore
 from ._batches import CapturedBatchStep, CapturedInference, capture_inference
@@ -25,6 +25,7 @@ _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 __all__ = [
     'Benchmark', 'CapturedBatchStep', 'CapturedInference', 'CapturedStep', 'LayerReport',
     'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'benchmark', 'capture',
-    'capture_inference', 'choose_k', 'choose_num_samples', 'compile', 'datasets', 'export', 'graph',
-    'loader', 'memory_estimate', 'nn', 'ops', 'restore', 'small_graphs', 'transforms', 'with_cuda',
+    'capture_inference', 'choose_k', 'choose_num_samples', 'compile', 'datasets', 'errors',
+    'export', 'graph', 'loader', 'memory_estimate', 'nn', 'ops', 'restore', 'small_graphs',
+    'transforms', 'with_cuda',
 ]  # fmt: skip

@@ -21,12 +21,15 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from ._accelerate import accelerate, accelerate_report, restore
+from ._batches.step import check_loss, check_requires_grad
 from ._capture import capture as capture_step
 from ._compile import compile as compile_accelerated
 from ._progress import progress
 from ._report import AccelerateReport, table_of
+from ._scores import check_forward, check_loss_fn
 from .graph.prepared_graph import PreparedGraph
 from .nn._layer import FusedModule
+from .ops._numbers import check_flag
 from .papers.maxk import MaxKGNN
 from .papers.paths import PathPreparedGNN
 from .transforms import ToCSR
@@ -117,6 +120,7 @@ def benchmark(
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If :obj:`seconds` is not positive.
+        Exception: What the model or :obj:`loss` raises, if all ways fail.
 
     Example:
         >>> pyg_fast.benchmark(GCN(64, 64, num_layers=2), data)
@@ -130,6 +134,13 @@ def benchmark(
         convs.1  GCNConv  kernel
     """
     _check(model, data, seconds)
+    for name, flag in (
+        ('compile_pyg', compile_pyg), ('compile_ours', compile_ours), ('capture', capture),
+    ):  # fmt: skip
+        check_flag(name, flag)
+    check_forward(forward)
+    if loss is not None:
+        check_loss_fn('loss', loss, 'data')
     steps = _Steps(forward or _forward, loss or _mean_square)
     plain, prepared = _with_plain_edges(data), ToCSR(perm=None)(_detached(data))
     device = _device(data)
@@ -147,6 +158,8 @@ def benchmark(
         runs.append(_Run(f'{OURS}, captured', partial(steps.captured, model, prepared)))
     with torch.random.fork_rng([device] if device.type == 'cuda' else []):
         num_rounds = _take_turns(runs, seconds, device)
+        if all(run.error is not None for run in runs):
+            runs[1].make()[1]()  # Raises it again: ours names the argument.
     sizes = f'{data.num_nodes} nodes, {data.num_edges} edges'
     if isinstance(data, HeteroData):
         types = len(data.node_types), len(data.edge_types)
@@ -170,7 +183,10 @@ class _Steps(NamedTuple):
 
         def step() -> None:
             net.zero_grad(set_to_none=True)
-            self.loss(self.forward(net, data), data).backward()
+            loss = self.loss(self.forward(net, data), data)
+            check_loss(loss, 'loss')
+            check_requires_grad(loss, 'loss')
+            loss.backward()
 
         return net, step
 
@@ -388,6 +404,10 @@ def _forward(model: Module, data: Data | HeteroData) -> object:
 
 def _mean_square(out: object, data: Data | HeteroData) -> Tensor:
     parts = [part for part in tree_leaves(out) if isinstance(part, Tensor)]
+    if not parts:
+        raise TypeError(
+            f"'forward' must return a tensor, got {type(out).__name__}: pass forward=, or a loss="
+        )
     return torch.stack([part.float().square().mean() for part in parts]).sum()
 
 

@@ -12,6 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from ._batches import CapturedBatchStep
+from ._batches.step import check_loss, check_requires_grad
+from ._scores import check_forward, check_loss_fn
+from .errors import DtypeError, ShapeError
 from .graph.small_graphs import small_graphs
 from .loader import GraphLoader
 
@@ -134,14 +137,17 @@ def capture(
         - **output of the step:** the loss :math:`()`
 
     Raises:
-        TypeError: If an argument has a wrong type, or a loss of PyTorch is given for batches.
-        ValueError: If :obj:`data` has no :obj:`mask`; no parameter of the model is the optimizer's;
-            the loader does not pad; the model has a batch norm that cannot leave out padding; or a
-            CUDA graph cannot hold the optimizer.
+        TypeError: If an argument has a wrong type, the mask holds other numbers than truth values
+            or indices, or a loss of PyTorch is given for batches.
+        ValueError: If :obj:`data` has no :obj:`mask` or no :obj:`y`, or the mask selects no node
+            or does not fit :obj:`y`; a loss is not one number; no parameter of the model is the
+            optimizer's; the loader does not pad; the model has a batch norm that cannot leave out
+            padding; or a CUDA graph cannot hold the optimizer.
+        IndexError: If the indices of :obj:`mask` name a node that :obj:`y` does not have.
         RuntimeError: When the step is captured, if it waits for the GPU or cannot be captured.
     """
     if isinstance(data, GraphLoader):
-        _check_loss(loss_fn)
+        check_loss_fn('loss_fn', loss_fn, 'batch')
         step = CapturedBatchStep(
             model,
             data,
@@ -170,16 +176,19 @@ def capture(
         ('model', model, Module), ('data', data, Data), ('optimizer', optimizer, Optimizer),
     ):  # fmt: skip
         if not isinstance(value, kind):
-            raise TypeError(f"'{name}' must be a {kind.__name__}, got {type(value).__name__}")
-    if not callable(loss_fn):
-        raise TypeError(f"'loss_fn' must be callable, got {type(loss_fn).__name__}")
+            article = 'an' if kind is Optimizer else 'a'
+            raise TypeError(
+                f"'{name}' must be {article} {kind.__name__}, got {type(value).__name__}"
+            )
+    check_loss_fn('loss_fn', loss_fn, None)
+    check_forward(forward)
     if mask is not None and not isinstance(mask, str):
         raise TypeError(
             "'mask' must be the name of a mask in 'data', such as 'train_mask', or None, got "
             f'{type(mask).__name__}: store it, data.train_mask = mask'
         )
-    if mask is not None and getattr(data.get(mask), 'ndim', 0) != 1:
-        raise ValueError(f"'data' must have a vector {mask!r}, or 'mask' must be None")
+    if mask is not None:
+        _check_nodes(data, mask)
     assert isinstance(optimizer, Optimizer)
     _check_parameters(model, optimizer)
     if _device(model).type == 'cuda':
@@ -187,14 +196,43 @@ def capture(
     return CapturedStep(model, data, optimizer, loss_fn, mask, forward)
 
 
-def _check_loss(loss_fn: object) -> None:
-    """Raises for a loss of PyTorch, which takes labels in place of a batch."""
-    kind = type(loss_fn) if isinstance(loss_fn, Module) else loss_fn
-    if str(getattr(kind, '__module__', '')).startswith('torch.nn'):
-        name = getattr(kind, '__name__', 'a loss')
-        raise TypeError(
-            f"'loss_fn' must take the output and the batch, got PyTorch's {name}: write "
-            'lambda out, batch: loss(out, batch.y)'
+def _check_nodes(data: Data, name: str) -> None:
+    """Raises unless the training nodes are a mask or indices, of some nodes that have labels."""
+    nodes, y = data.get(name), data.get('y')
+    if not isinstance(nodes, Tensor) or nodes.dim() != 1:
+        raise ValueError(f"'data' must have a vector {name!r}, or 'mask' must be None")
+    if not isinstance(y, Tensor) or y.dim() == 0:
+        got = 'a number' if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(
+            f"'data.y' must be a tensor of labels, a row for each node, got {got}: store them, or "
+            'pass mask=None and a loss_fn that reads the output alone'
+        )
+    if nodes.dtype not in (torch.bool, torch.int32, torch.int64):
+        raise DtypeError(
+            f"'data.{name}' must be a bool mask or indices of nodes, got {nodes.dtype}: "
+            f'data.{name}.bool() is a mask'
+        )
+    if nodes.numel() == 0 or (nodes.dtype == torch.bool and not bool(nodes.any())):
+        raise ValueError(
+            f"'data.{name}' must select nodes, got none of {y.size(0)}: the mean of no losses is "
+            'NaN'
+        )
+    if nodes.dtype == torch.bool:
+        if nodes.size(0) != y.size(0):
+            raise ShapeError(
+                f"'data.{name}' must have shape [{y.size(0)}], as there are rows of 'data.y', got "
+                f'{list(nodes.shape)}'
+            )
+        return
+    low, high = (int(each) for each in nodes.aminmax())
+    if nodes.size(0) == y.size(0) > 2 and low >= 0 and high <= 1:
+        raise DtypeError(
+            f"'data.{name}' must be a bool mask or indices of nodes, got a 0 or 1 for each "
+            f'of {y.size(0)} nodes: data.{name}.bool() is a mask'
+        )
+    if low < -y.size(0) or high >= y.size(0):
+        raise IndexError(
+            f"'data.{name}' must hold nodes in [0, {y.size(0)}), got values from {low} to {high}"
         )
 
 
@@ -282,8 +320,11 @@ class CapturedStep:
         y = data.y
         index = self._nodes()
         if index is not None:
+            _check_output(out, data[self.mask], self.mask)
             out, y = out[index], y[index]
         loss = self.loss_fn(out, y)
+        check_loss(loss)
+        check_requires_grad(loss)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -343,6 +384,20 @@ class CapturedStep:
             *((k, v) for k, v in options if not isinstance(v, Tensor)),
         ]
         return held, state
+
+
+def _check_output(out: object, nodes: Tensor, name: str | None) -> None:
+    """Raises unless a model has computed a row for each node of a mask."""
+    if not isinstance(out, Tensor):
+        raise TypeError(
+            f"'forward' must return a tensor, a row for each node, got {type(out).__name__}: pass "
+            "forward=, or mask=None and a loss_fn of the model's output"
+        )
+    if nodes.dtype == torch.bool and (out.dim() == 0 or out.size(0) != nodes.size(0)):
+        raise ShapeError(
+            f"'forward' must return a row for each of the {nodes.size(0)} nodes of 'data.{name}', "
+            f'got shape {list(out.shape)}'
+        )
 
 
 def _device(model: Module) -> torch.device:

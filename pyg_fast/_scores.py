@@ -2,6 +2,7 @@
 choose."""
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,11 +36,7 @@ def score_of(data: Data, max_drop: float, metric: Metric | None, forward: Forwar
             f"'metric' must be a function, metric(out, data), got {type(metric).__name__}: leave "
             'it out for the accuracy on data.val_mask'
         )
-    if forward is not None and not callable(forward):
-        raise TypeError(
-            f"'forward' must be a function, forward(model, data), got {type(forward).__name__}: "
-            'leave it out for model(data.x, data.edge_index)'
-        )
+    check_forward(forward)
     if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
         raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
     if not max_drop >= 0:
@@ -53,6 +50,48 @@ def score_of(data: Data, max_drop: float, metric: Metric | None, forward: Forwar
         _check_val_mask(data)
         metric = _val_accuracy
     return partial(_score, data, metric, forward or _forward)
+
+
+def check_forward(forward: object) -> None:
+    """Raises unless the output of a model comes from a function, or is the usual one."""
+    if forward is not None and not callable(forward):
+        raise TypeError(
+            f"'forward' must be a function, forward(model, data), got {type(forward).__name__}: "
+            'leave it out for model(data.x, data.edge_index)'
+        )
+    if forward is not None:
+        _check_takes_two('forward', forward, 'the model and the data')
+
+
+def _check_takes_two(name: str, function: Callable, what: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(f"'{name}' must take two arguments, {what}: {error}") from error
+
+
+def check_loss_fn(name: str, loss_fn: object, of: str | None) -> None:
+    """Raises unless a loss can be called: a function, or an object; with :obj:`of`, by the output
+    and what is named so, which no loss of PyTorch takes."""
+    if not callable(loss_fn):
+        raise TypeError(f"'{name}' must be callable, got {type(loss_fn).__name__}")
+    kind = type(loss_fn) if isinstance(loss_fn, Module) else loss_fn
+    title = getattr(kind, '__name__', 'a loss')
+    if of is not None and str(getattr(kind, '__module__', '')).startswith('torch.nn'):
+        raise TypeError(
+            f"'{name}' must take the output and the {of}, got PyTorch's {title}: write lambda out, "
+            f'{of}: loss(out, {of}.y)'
+        )
+    if isinstance(loss_fn, type):
+        raise TypeError(
+            f"'{name}' must be a function or an object, got the class {title}: write {title}()"
+        )
+    assert callable(loss_fn)
+    _check_takes_two(name, loss_fn, f'the output and the {of or "labels"}')
 
 
 def check_candidates(

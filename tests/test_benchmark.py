@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Dropout, Module
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN, GCNConv, GPSConv, HeteroConv, SAGEConv
 
@@ -122,9 +123,22 @@ def test_a_way_that_fails_is_a_row(device: torch.device) -> None:
     assert pyg.seconds is pyg.memory is None
     assert ours.seconds > 0
     assert ours.ratio is None
-    rows = pyg_fast.benchmark(Dropout(), data, capture=False, seconds=0.01)
-    assert all(row.error.startswith('TypeError') for row in rows.rows)
-    assert 'edges, every way failed\n' in repr(rows)
+
+
+def test_what_fails_in_every_way(device: torch.device) -> None:
+    data, model = planted(device), GCNConv(64, 4).to(device)
+    for own, kwargs, text in (
+        (Dropout(), {}, r'takes 2 .*: pass forward='),
+        (model, {'loss': lambda out, data: out}, "'loss' must return a tensor of shape"),
+        (model, {'loss': lambda out, data: out.detach().sum()}, "'loss' must return a loss of"),
+        (model, {'loss': lambda out, data: data.no_such.sum()}, 'no_such|NoneType'),
+        (model, {'forward': lambda model, data: None}, "'forward' must return a tensor, got None"),
+    ):
+        with pytest.raises((AttributeError, TypeError, ValueError), match=text):
+            pyg_fast.benchmark(own, data, seconds=0.01, **kwargs)
+    del data.x  # By PyG another error than by this package.
+    with pytest.raises(TypeError, match="'x' must be a tensor .* got NoneType"):
+        pyg_fast.benchmark(model, data, seconds=0.01)
 
 
 def test_layers_in_layers_become_pygs() -> None:
@@ -145,6 +159,18 @@ def test_layers_in_layers_become_pygs() -> None:
         ({'data': [1]}, TypeError, "'data' must be a Data or HeteroData, got list"),
         ({'seconds': '1'}, TypeError, "'seconds' must be a number, got str"),
         ({'seconds': 0}, ValueError, "'seconds' must be positive, got 0"),
+        ({'forward': 'x'}, TypeError, "'forward' must be a function, .*, got str: leave"),
+        ({'capture': 'x'}, TypeError, "'capture' must be True or False, got str"),
+        (
+            {'loss': lambda out: 0},
+            TypeError,
+            "'loss' must take two arguments, the output and the d",
+        ),
+        ({'forward': lambda m: 0}, TypeError, "'forward' must take two arguments, the model and"),
+        ({'loss': 'x'}, TypeError, "'loss' must be callable, got str"),
+        ({'loss': cross_entropy}, TypeError, "'loss' must take the output and the data, got Py"),
+        ({'loss': torch.nn.MSELoss}, TypeError, 'MSELoss: write lambda out, data: loss'),
+        ({'loss': Data}, TypeError, "'loss' must be a function .* got the class Data: write"),
     ],
 )
 def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -163,5 +189,6 @@ def test_a_model_of_more_inputs() -> None:
 
     data = planted(torch.device('cpu'))
     for model, hint in ((Pooled(64, 4), True), (Broken(64, 4), False)):
-        text = str(pyg_fast.benchmark(model, data, seconds=0.01))
-        assert ('pass forward=, such as' in text) == hint, text
+        with pytest.raises(TypeError) as error:
+            pyg_fast.benchmark(model, data, seconds=0.01)
+        assert ('pass forward=, such as' in str(error.value)) == hint

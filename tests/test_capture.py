@@ -1,6 +1,8 @@
 """`capture`: a captured step trains as one that is not."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -135,6 +137,59 @@ def test_refused(device: torch.device) -> None:
             capture(model, graphs, optimizer, cross_entropy)
     with pytest.raises(ValueError, match="'optimizer' must hold parameters of 'model'"):
         capture(gcn(device), data, optimizer, cross_entropy)
+    with pytest.raises(TypeError, match="'loss_fn' must be a function .* CrossEntropyLoss\\(\\)"):
+        capture(model, data, optimizer, torch.nn.CrossEntropyLoss)
+    with pytest.raises(TypeError, match="'loss_fn' must take two arguments, .* labels: too many"):
+        capture(model, data, optimizer, lambda out: out.sum())
+    with pytest.raises(TypeError, match="'forward' must be a function"):
+        capture(model, data, optimizer, cross_entropy, forward='x')
+
+
+@pytest.mark.parametrize(
+    ('key', 'change', 'error', 'text'),
+    [
+        ('train_mask', torch.zeros_like, ValueError, "'data.train_mask' must select nodes, got no"),
+        ('train_mask', lambda mask: mask[:0], ValueError, "'data.train_mask' must select nodes"),
+        ('train_mask', lambda mask: mask[:-1], RuntimeError, "'data.train_mask' must have shape"),
+        ('train_mask', Tensor.long, TypeError, r'got a 0 or 1 for each .*: data.train_mask.bool'),
+        ('train_mask', Tensor.float, TypeError, 'must be a bool mask or indices .* got torch.flo'),
+        ('train_mask', Tensor.byte, TypeError, 'must be a bool mask or indices .* got torch.uint'),
+        ('train_mask', lambda mask: mask.new_full((3,), 9**9, dtype=torch.long), IndexError,
+         "'data.train_mask' must hold nodes in"),
+        ('train_mask', Tensor.tolist, ValueError, "'data' must have a vector 'train_mask'"),
+        ('y', lambda y: None, ValueError, "'data.y' must be a tensor of labels, .* got NoneType"),
+        ('y', lambda y: y[0], ValueError, "'data.y' must be a tensor of labels, .* got a number"),
+        ('y', lambda y: y[1:], ValueError, "'data.train_mask' must have shape"),
+    ],
+)  # fmt: skip
+def test_refused_data(
+    device: torch.device, key: str, change: Callable[[Tensor], Any], error: type, text: str
+) -> None:
+    data, model = planted(device), gcn(device)
+    data[key] = change(data[key])
+    with pytest.raises(error, match=text):
+        capture(model, data, adam(model, device), cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ('loss_fn', 'forward', 'error', 'text'),
+    [
+        (partial(cross_entropy, reduction='none'), None, RuntimeError, r'of shape \[\], got \[\d+'),
+        (lambda out, y: None, None, TypeError, "'loss_fn' must return a tensor, got NoneType"),
+        (lambda out, y: out.detach().sum(), None, ValueError, 'got one without gradient'),
+        (cross_entropy, lambda model, data: (model(data.x, data.edge_index), 0), TypeError,
+         "'forward' must return a tensor, a row for each node, got tuple"),
+        (cross_entropy, lambda model, data: model(data.x, data.edge_index)[1:], ValueError,
+         "'forward' must return a row for each of the"),
+    ],
+)  # fmt: skip
+def test_refused_results(
+    device: torch.device, loss_fn: Any, forward: Any, error: type, text: str
+) -> None:
+    data, model = planted(device), gcn(device)
+    step = capture(model, data, adam(model, device), loss_fn, forward=forward)
+    with pytest.raises(error, match=text):
+        step()
 
 
 def test_refused_optimizers(cuda: torch.device) -> None:

@@ -28,7 +28,7 @@ from pyg_fast.datasets import PlantedGraph
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
 PAGES = sorted(page for page in DOCS.rglob('*.rst') if '_build' not in page.parts)
-MODULES = ['nn', 'transforms', 'ops', 'graph', 'loader', 'datasets']
+MODULES = ['nn', 'transforms', 'ops', 'graph', 'loader', 'datasets', 'errors']
 
 
 def blocks(text: str, language: str) -> list[tuple[int, str]]:

@@ -12,6 +12,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..errors import PaddingError
+
 _RTOL = 1e-4
 
 #: From the number of rows of a padded tensor to that of real ones.
@@ -24,10 +26,6 @@ class Result(NamedTuple):
     outputs: list[tuple[str, Tensor]]
     grads: list[tuple[str, Tensor]]
     buffers: list[tuple[str, Tensor]]
-
-
-class PaddingError(ValueError):
-    """Padding changes the results of a layer."""
 
 
 #: Runs a step on a padded batch, or on the same batch without the padding; in float64 or not.

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Batch
 
+from ..errors import ShapeError
 from ..loader import GraphLoader
 from .check import Result
 from .gradients import Gradients
@@ -130,15 +131,7 @@ class CapturedBatchStep(Runs):
 
     def _loss(self, out: object, batch: Batch, is_padded: bool) -> Tensor:
         loss = self.loss_fn(out, self._cut_graphs(batch, is_padded))
-        if not isinstance(loss, Tensor):
-            raise TypeError(
-                f"'loss_fn' must return a tensor, got {type(loss).__name__}: return the loss alone"
-            )
-        if loss.dim() != 0:
-            raise ValueError(
-                f"'loss_fn' must return a tensor of shape [], got {list(loss.shape)}: return the "
-                'mean of it'
-            )
+        check_loss(loss)
         return loss
 
     def _result(self, batch: Batch, is_padded: bool) -> Result:
@@ -146,8 +139,7 @@ class CapturedBatchStep(Runs):
             parameter.grad = None
         out = self._output(batch, is_padded, may_compile=False)
         loss = self._loss(out, batch, is_padded)
-        if not loss.requires_grad:
-            raise ValueError("'loss_fn' must return a loss of parameters, got one without gradient")
+        check_requires_grad(loss)
         outputs = [('the output of the model', t) for t in tree_leaves(out)]
         found = [(name, t.detach().clone()) for name, t in outputs if isinstance(t, Tensor)]
         found.append(('the loss', loss.detach().clone()))
@@ -162,6 +154,25 @@ class CapturedBatchStep(Runs):
     def __repr__(self) -> str:
         optimizer = 'no optimizer' if self.optimizer is None else type(self.optimizer).__name__
         return self._describe(f'{type(self.model).__name__}, {optimizer}')
+
+
+def check_loss(loss: object, name: str = 'loss_fn') -> None:
+    """Raises unless a loss is a tensor of one number."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"'{name}' must return a tensor, got {type(loss).__name__}: return the loss alone"
+        )
+    if loss.numel() != 1:
+        raise ShapeError(
+            f"'{name}' must return a tensor of shape [], got {list(loss.shape)}: return the mean "
+            'of it'
+        )
+
+
+def check_requires_grad(loss: Tensor, name: str = 'loss_fn') -> None:
+    """Raises unless a loss has gradients."""
+    if not loss.requires_grad:
+        raise ValueError(f"'{name}' must return a loss of parameters, got one without gradient")
 
 
 def _check_arguments(optimizer: object, loss_fn: object, scaler: object) -> None:

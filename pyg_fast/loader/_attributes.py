@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor, TensorFrame
 from torch_geometric.utils import is_sparse
 
+from ..ops._checks import check_has_values
 from ..ops._library import ops
 from ..ops._lifetime import keep_until_read
 from ._levels import EDGES, GRAPHS, Ints, Levels, Selection, send
@@ -320,6 +321,11 @@ class Column:
             raise NotCollatable(f"'{self.key}' has more than one dimension of rows")
         return dim % value.dim(), value
 
+    @property
+    def is_tensor(self) -> bool:
+        """Whether each graph has a tensor."""
+        return len(self._dims) == 1 and isinstance(self._values[0], Tensor)
+
     def num_rows(self) -> Ints:
         """The number of rows of the tensor of each graph."""
         (dim,) = self._dims
@@ -396,6 +402,7 @@ class Column:
 
 
 def _check_joinable(key: str, value: Tensor) -> None:
+    check_has_values(key, value)
     what = (
         'sparse' if is_sparse(value) else 'nested' if value.is_nested else
         f'of class {type(value).__name__}' if isinstance(value, (Index, EdgeIndex)) else

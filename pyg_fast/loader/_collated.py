@@ -7,12 +7,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.utils import is_sparse
 
+from ..errors import DtypeError, ShapeError
 from ..graph.prepared_graph import list_of
 from ._attributes import Attribute, Column, Order, Slices, cut_rows
 from ._edges import GraphEdges, write_edges
@@ -57,6 +60,9 @@ class Collated:
             self.num_edges, edge_index = column.num_rows(), column.join()
             _check_nodes(edge_index, self.num_nodes, self.num_edges)
         self.levels = Levels(self.num_nodes, self.num_edges)
+        for key, column in columns.items():
+            if self.has_edges and column.is_tensor:
+                self.levels.check_rows(key, column.num_rows())
         edges, order = None, None
         unsure = [column.why_unsure(self.levels) for column in columns.values()] if sort else []
         reason = next(filter(None, unsure), None)
@@ -213,6 +219,8 @@ def _read(graphs: Sequence[Data], exclude_keys: Collection[str]) -> dict[str, Co
     keys = [key for key in graphs[0]._store if key not in exclude_keys]
     columns = {key: Column(key) for key in keys if key != 'ptr'}
     wanted = set(keys)
+    cls = type(graphs[0])
+    joins_as_pyg = cls.__cat_dim__ is Data.__cat_dim__ and cls.__inc__ is Data.__inc__
     for number, data in enumerate(with_bar(graphs, 'collating graphs')):
         if type(data) is not type(graphs[0]):
             raise TypeError(
@@ -232,8 +240,27 @@ def _read(graphs: Sequence[Data], exclude_keys: Collection[str]) -> dict[str, Co
                 continue
             if key == 'edge_index' and isinstance(value, EdgeIndex):
                 value = list_of(value)
+            if key == 'edge_index' and joins_as_pyg:
+                _check_edges(number, value)
             column.add(number, data, value)
     return columns
+
+
+def _check_edges(graph: int, edge_index: object) -> None:
+    """Raises for a tensor that cannot be a list of edges."""
+    if not isinstance(edge_index, Tensor) or is_sparse(edge_index):
+        return
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise DtypeError(
+            f"'edge_index' of graph {graph} of the dataset must hold integers, got "
+            f'{edge_index.dtype}'
+        )
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        cure = ': edge_index.t().contiguous()' if edge_index.shape[1:] == (2,) else ''
+        raise ShapeError(
+            f"'edge_index' of graph {graph} of the dataset must have shape [2, num_edges], got "
+            f'{list(edge_index.shape)}{cure}'
+        )
 
 
 def _count_nodes(graphs: Sequence[Data]) -> Ints:

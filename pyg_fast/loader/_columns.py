@@ -11,6 +11,7 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.typing import TensorFrame
 
 from ..graph.csr import perm_name
+from ..ops._checks import check_has_values
 from ..ops._library import ops
 from ._pinned import pin
 from ._pipeline import run_on
@@ -266,14 +267,15 @@ class Table:
         column = self._columns.get(key)
         if column is not None and column.value is value and is_plain(value, dim):
             return column.copy_again()
-        place = self._choose_place(value, dim)
+        place = self._choose_place(key, value, dim)
         name = f'{self._name}.{key}'
         return Column(name, value, dim, self._num_rows, self._device, place, self._cache)
 
-    def _choose_place(self, value: object, dim: int) -> str:
+    def _choose_place(self, key: str, value: object, dim: int) -> str:
         """Where batches read a value: the user's memory, or a copy."""
         if not is_plain(value, dim):
             return 'user'
+        check_has_values(f'{self._name}.{key}', value)
         if not is_apart(value.device, self._device):
             return 'user' if value.device == self._device else 'device'
         place = self._place

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data.storage import E_KEYS, N_KEYS
 
+from ..errors import ShapeError
 from ..ops.join_edges import graph_rows
 
 Ints = npt.NDArray[np.int64]
@@ -79,6 +80,20 @@ class Levels:
         if NODES in numbers and _names_nodes(key):
             return NODES
         return numbers[0]
+
+    def check_rows(self, key: str, sizes: Ints) -> None:
+        """Raises if an attribute of edges by its name has too many rows in one graph and too few in
+        another: those of a batch may fit by chance, and belong to other edges then."""
+        more = sizes - self.sizes(EDGES)
+        is_of_graphs = bool((sizes == 1).all())
+        if key not in _OF_EDGES or is_of_graphs or not ((more > 0).any() and (more < 0).any()):
+            return
+        graph = int((more != 0).argmax())
+        raise ShapeError(
+            f"'{key}' of graph {graph} of the dataset must have a row for each of its "
+            f'{self.sizes(EDGES)[graph]} edges, got {sizes[graph]}: mend it, or pass '
+            f"exclude_keys=['{key}']"
+        )
 
     def why_unsure(self, key: str, sizes: Ints) -> str | None:
         """Why nobody knows whether an attribute with these numbers of rows is one of edges."""

@@ -15,7 +15,7 @@ from torch_geometric.sampler.base import SubgraphType
 from ..ops.typed_sample import TypedSeeds
 from ._negatives import Negatives, negatives_of
 from ._options import SamplingOptions
-from ._seeds import SeedBatch, copy_of_seeds, copy_of_times, find_outside, mix_seeds
+from ._seeds import SeedBatch, copy_of_seeds, copy_of_times, copy_on_cpu, find_outside, mix_seeds
 from ._structure import Structure
 from ._typed_structure import EdgeType, NodeType, TypedStructure
 
@@ -368,7 +368,7 @@ def _copy_links(links: object, sizes: list[int]) -> Tensor:
         )
     links = links.as_tensor() if isinstance(links, EdgeIndex) else links
     # Copy first: a check of the original would not cover later writes.
-    links = torch.clone(links.detach().cpu()).to(torch.int64)
+    links = copy_on_cpu('edge_label_index', links).to(torch.int64)
     for ids, size in zip(links, sizes, strict=True):
         wrong = find_outside(ids, size)
         if wrong is not None:
@@ -390,5 +390,5 @@ def _copy_label(label: object, sampling: NegativeSampling | None, count: int) ->
             f"'edge_label' must have {count} entries as 'edge_label_index', got shape "
             f'{list(label.shape)}'
         )
-    label = torch.clone(label.detach().cpu())
+    label = copy_on_cpu('edge_label', label)
     return label + 1 if sampling is not None and count and label.min() == 0 else label

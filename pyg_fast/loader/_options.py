@@ -357,6 +357,15 @@ def resolve_seed(seed: int | None, generator: torch.Generator | None, batches: B
     return int(torch.randint(2**62, (1,), generator=generator))
 
 
+def to_device(device: torch.device | str) -> torch.device:
+    """The device that an argument names."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"'device' must be a device, such as 'cuda' or 'cpu', got {device!r}") from error
+
+
 def resolve_device(data: GraphData, device: torch.device | str | None) -> torch.device:
     """The device of the batches: by default that of the first tensor of data."""
     if device is None:
@@ -366,7 +375,7 @@ def resolve_device(data: GraphData, device: torch.device | str | None) -> torch.
         devices = [value.device for value in tensors if isinstance(value, Tensor)]
         out = devices[0] if devices else torch.device('cpu')
     else:
-        out = torch.device(device)
+        out = to_device(device)
     if out.type not in ('cpu', 'cuda'):
         raise ValueError(f"'device' must be a CPU or a CUDA device, got {str(out)!r}")
     if out.type == 'cuda':

@@ -3,15 +3,17 @@
 import pickle
 import random
 import warnings
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 from torch_geometric.data import Batch, InMemoryDataset
 from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import Compose, ComposeFilters
+from torch_geometric.typing import TensorFrame
 from tqdm import tqdm
 
 T = TypeVar('T')
@@ -41,7 +43,8 @@ def check_dataset(dataset: object) -> None:
             "'dataset' must be a list of Data or a dataset that can be indexed, got one "
             f'{type(dataset).__name__}: write {graphs}'
         )
-    if not isinstance(dataset, Sized) or not hasattr(dataset, '__getitem__'):
+    is_text = isinstance(dataset, (str, bytes))
+    if not isinstance(dataset, Sized) or not hasattr(dataset, '__getitem__') or is_text:
         raise TypeError(
             "'dataset' must be a list of Data or a dataset that can be indexed, got "
             f'{type(dataset).__name__}'
@@ -55,6 +58,15 @@ def check_dataset(dataset: object) -> None:
                 f"'dataset' applies {name}, which is random, and a GraphLoader reads each graph "
                 'once: apply it to the batches, or use torch_geometric.loader.DataLoader'
             )
+
+
+def check_item(item: object) -> None:
+    """Raises for an item of a dataset that is neither a graph nor anything that PyG batches with
+    graphs."""
+    if isinstance(item, (str, bytes)) or not isinstance(
+        item, (BaseData, Tensor, TensorFrame, float, int, Mapping, Sequence)
+    ):
+        raise TypeError(f"'dataset' must hold graphs, got {type(item).__name__} as graph 0")
 
 
 def _transforms_of(dataset: object) -> Iterator[object]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
+from ..ops._checks import check_has_values
 from ..ops.typed_sample import TypedSeeds
 from ._options import BatchOptions, SamplingOptions
 from ._structure import Structure
@@ -106,7 +107,7 @@ class NodeSeeds:
             nodes = torch.arange(num_nodes)
         else:
             # Copy first: a check of the original would not cover later writes.
-            nodes = torch.clone(_as_tensor(input_nodes).detach().cpu())
+            nodes = copy_on_cpu('input_nodes', _as_tensor(input_nodes))
         if nodes.dtype == torch.bool:
             if nodes.numel() != num_nodes:
                 raise ValueError(
@@ -191,6 +192,12 @@ def copy_of_seeds(name: str, values: object, count: int, argument: str) -> Tenso
         raise ValueError(
             f"'{name}' must have shape [{count}] as '{argument}', got {list(values.shape)}"
         )
+    return copy_on_cpu(name, values)
+
+
+def copy_on_cpu(name: str, values: Tensor) -> Tensor:
+    """A copy on the CPU of an argument."""
+    check_has_values(name, values)
     return torch.clone(values.detach().cpu())
 
 

@@ -13,6 +13,7 @@ from torch_geometric.typing import SparseTensor
 from ..graph._cache import look_up
 from ..graph.graph import GraphRequest, has_loops
 from ..graph.prepared_graph import PreparedGraph
+from ..ops._checks import check_has_values
 from ..ops.neighbor_sample import sampling_weight
 from ..sparse.to_csr import counts_in_int64, to_csr
 from ._pinned import pin
@@ -58,7 +59,8 @@ def structure_of_data(
     if weight_attr is None:
         return out
     weight = _find_weight(data, weight_attr)
-    checked = sampling_weight(in_order_of(weight, out, f'data.{weight_attr}'), out.col, replace)
+    name = f'data.{weight_attr}'
+    checked = sampling_weight(in_order_of(weight, out, name), out.col, replace, name)
     if checked.data_ptr() == weight.data_ptr():  # Copy: weights are read once.
         checked = checked.clone()
     return out._replace(weight=checked)
@@ -105,6 +107,7 @@ def in_order_of(values: Any, structure: Structure, name: str) -> Any:
         return values
     if values.shape not in ((num_edges,), (num_edges, 1)):
         raise ValueError(f"'{name}' must have shape [{num_edges}], got {list(values.shape)}")
+    check_has_values(name, values)
     values = values.detach().view(-1).to(structure.col.device)
     return values if structure.perm is None else values[structure.perm.long()]
 
@@ -151,6 +154,7 @@ def _from_coo(
 ) -> Structure:
     if not isinstance(edge_index, Tensor):
         raise TypeError(f"'{name}.edge_index' must be a tensor, got {type(edge_index).__name__}")
+    check_has_values(f'{name}.edge_index', edge_index)
     edge_index = edge_index.detach()
     try:
         rowptr, col, perm = to_csr(edge_index, num_src, num_dst, wait=True)

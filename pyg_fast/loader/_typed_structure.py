@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
+from ..errors import ShapeError
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.typed_sample import MOST_TYPES, TypedGraph, Types
 from ._options import SamplingOptions
@@ -134,6 +135,13 @@ def _find_times(
         raise ValueError(
             f"'time_attr' must name an attribute of nodes or one of edges, got {time_attr!r}, "
             f'which both have'
+        )
+    if isinstance(data, Data) and time_attr in data._store and not has_nodes and not has_edges:
+        shape = getattr(data[time_attr], 'shape', None)
+        got = type(data[time_attr]).__name__ if shape is None else list(shape)
+        raise ShapeError(
+            f"'data.{time_attr}' must have a time for each of {data.num_nodes} nodes, or for each "
+            f"of {data.num_edges} edges, as 'time_attr' names it, got {got}"
         )
     if not has_nodes and not has_edges:
         raise ValueError(
@@ -277,12 +285,7 @@ def _weights(
     for key, value in found.items():
         name = f'{name_of(key)}.{attr}'
         weight = in_order_of(value, parts[key], name)
-        try:
-            out[key] = sampling_weight(weight, parts[key].col, False)
-        except (TypeError, ValueError) as error:
-            if key is None:
-                raise
-            raise type(error)(f"'{name}': {error}") from error
+        out[key] = sampling_weight(weight, parts[key].col, False, name)
     return out
 
 

@@ -1,6 +1,7 @@
 """Batches of small graphs, made on the device that uses them."""
 
 import logging
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -23,9 +24,16 @@ from ._buckets import (
 )
 from ._collated import Collated
 from ._levels import Ints
-from ._options import WITHOUT_EFFECT, check_bool, check_choice, resolve_device, resolve_replicas
+from ._options import (
+    WITHOUT_EFFECT,
+    check_bool,
+    check_choice,
+    resolve_device,
+    resolve_replicas,
+    to_device,
+)
 from ._place import Place
-from ._read_graphs import GraphDataset, check_dataset, read_graphs
+from ._read_graphs import GraphDataset, check_dataset, check_item, read_graphs
 
 _log = logging.getLogger('pyg_fast')
 _EDGE_ORDERS = ('sorted', 'dataset')
@@ -171,8 +179,9 @@ class GraphLoader(DataLoader):
         self._collated: Collated | None = None
         self._graphs: Sequence[object] | None = None
         first = graphs[0]
+        check_item(first)
         is_plain = isinstance(first, Data) and not isinstance(first, Batch)
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else to_device(device)
         try:
             if not is_plain:
                 raise NotCollatable(f'the dataset holds objects of type {type(first).__name__}')
@@ -219,6 +228,7 @@ class GraphLoader(DataLoader):
 
         Raises:
             IndexError: If the dataset has no such graph.
+            TypeError: If :obj:`index` holds no integers.
         """
         return self._make_batch(_resolve_ids(index, len(self.dataset)))
 
@@ -319,9 +329,16 @@ def _share(
     )
 
 
-def _resolve_ids(index: Iterable[int], count: int) -> Ints:
+def _resolve_ids(index: object, count: int) -> Ints:
     """The numbers of graphs, negative ones counted from the end."""
-    ids = np.array([int(k) for k in index], dtype=np.int64)
+    if not isinstance(index, Iterable) or isinstance(index, str):
+        raise TypeError(
+            f"'index' must be a list of numbers of graphs, got {type(index).__name__}: loader([0])"
+        )
+    try:
+        ids = np.array([operator.index(k) for k in index], dtype=np.int64)
+    except TypeError as error:
+        raise TypeError(f"'index' must hold numbers of graphs: {error}") from error
     if len(ids) and not (-count <= ids.min() and ids.max() < count):
         wrong = ids[(ids < -count) | (ids >= count)][0]
         raise IndexError(f'the dataset has {count} graphs, got the number {wrong}')

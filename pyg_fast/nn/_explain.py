@@ -1,39 +1,52 @@
 """Says which argument of a layer does not fit, after code that does not know its name has failed:
 PyG's, torch's, or a kernel's."""
 
+import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GATConv, GATv2Conv, GINConv, GINEConv, MessagePassing
+from torch_geometric.data.data import BaseData
+from torch_geometric.nn import (
+    CGConv,
+    GATConv,
+    GATv2Conv,
+    GINConv,
+    GINEConv,
+    GMMConv,
+    MessagePassing,
+    NNConv,
+)
+from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.typing import SparseTensor
 
+from ..errors import DeviceError, DtypeError, EdgesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, raise_index_error
 from ..ops.cbsr import CBSR
 
+T = TypeVar('T')
+P = ParamSpec('P')
 
-class ShapeError(ValueError, RuntimeError):
-    """A shape that does not fit: also a RuntimeError, as torch raises for one."""
+# What is no tensor of features, also where a layer does not say what it takes.
+_NO_X = (type(None), list, np.ndarray, str, int, float, BaseData)
 
-
-class OptionError(ValueError, AssertionError, RuntimeError):
-    """An argument for which a layer lacks an option: also what PyG's layers raise, without text."""
-
-
-class DeviceError(ValueError, RuntimeError):
-    """A tensor on another device: also a RuntimeError, as torch raises for one."""
-
-
-class EdgesError(TypeError, ValueError):
-    """An object that holds no edges: also a ValueError, as PyG raises for one."""
-
-
-class DtypeError(TypeError, RuntimeError):
-    """A dtype that does not fit: also a RuntimeError, as torch raises for one."""
+# What PyG's code and torch raise for arguments that do not fit.
+EXPLAINED = (
+    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+# Options that are whole numbers, and the least that each may be: -1 is that of the first input.
+_LEAST = {
+    'in_channels': -1, 'hidden_channels': 0, 'out_channels': 0, 'channels': 1, 'num_layers': 1,
+    'heads': 1, 'edge_dim': -1,
+}  # fmt: skip
+# What torch says of arguments of its functions that are no tensors.
+_NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but got) (?:\w+\.)*(\w+)"
 
 
 def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error: Exception) -> None:
@@ -51,7 +64,9 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         signature = inspect.signature(type(conv).forward)
         given = signature.bind(conv, *args, **kwargs).arguments
         named = any(f"'{name}" in text for name in signature.parameters)
-        found = None if named else _find_mistake(conv, given, signature)
+        if named and not any(words in text for words in ('has no attribute', 'keyword argument')):
+            return
+        found = _find_mistake(conv, given, signature, text)
     except Exception:  # The search may fail, too: the error of the call stays.
         return
     if found is not None:
@@ -60,6 +75,63 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
 
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def naming_options(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
+    """A constructor of a layer or a model, whose errors name the option that does not fit."""
+
+    @functools.wraps(init)
+    def naming(self: T, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except EXPLAINED as error:
+            _explain_options(init, args, kwargs, error)
+            raise
+
+    return naming
+
+
+def _explain_options(
+    init: Callable, args: Sequence[object], kwargs: Mapping[str, object], error: Exception
+) -> None:
+    try:
+        given = inspect.signature(init).bind(None, *args, **kwargs).arguments
+    except TypeError:  # It says which argument is missing, or not known.
+        return
+    given = given | given.get('kwargs', {})
+    for name, least in _LEAST.items():
+        value = given.get(name)
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if name not in given or (name == 'edge_dim' and part is None):
+                continue
+            if isinstance(part, bool) or not isinstance(part, (int, np.integer)):
+                got = type(part).__name__
+                raise TypeError(f"'{name}' must be an integer, got {got}") from error
+            if part < least:
+                raise ValueError(f"'{name}' must be at least {least}, got {part}") from error
+    dropout, aggr = given.get('dropout', 0.0), given.get('aggr')
+    if not isinstance(dropout, (int, float)):
+        raise TypeError(f"'dropout' must be a number, got {type(dropout).__name__}") from error
+    parts = aggr if isinstance(aggr, (tuple, list)) else (aggr,)
+    is_known = all(part is None or isinstance(part, (str, Aggregation)) for part in parts)
+    if not is_known or (aggr is not None and str(error).startswith(f'Could not resolve {aggr!r}')):
+        raise ValueError(
+            f"'aggr' must be a name such as 'mean', an Aggregation, or a list of these, got "
+            f'{aggr!r}'
+        ) from error
+    if 'embed_dim must be divisible' in str(error):
+        raise ValueError(
+            f"'channels' must be a multiple of 'heads', got {given.get('channels')} and "
+            f'{given.get("heads")}'
+        ) from error
+
+
+def check_input(x: object) -> None:
+    """Raises unless the features that a model gets may be a tensor."""
+    if isinstance(x, (*_NO_X, tuple)):
+        cure = ': pass data.x' if isinstance(x, BaseData) else ''
+        name = type(x).__name__
+        raise TypeError(f"'x' must be a tensor of features of nodes, got {name}{cure}")
 
 
 def check_like_parameters(name: str, value: Tensor, weight: Tensor) -> None:
@@ -82,6 +154,15 @@ def check_like_parameters(name: str, value: Tensor, weight: Tensor) -> None:
         )
 
 
+def check_edges(edges: object) -> None:
+    """Raises unless an object holds edges."""
+    if not isinstance(edges, (Tensor, SparseTensor)):
+        raise EdgesError(
+            "'edge_index' must be a tensor of shape [2, num_edges], or a sparse matrix, got "
+            f'{type(edges).__name__}'
+        )
+
+
 def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
     """Raises unless each tensor of edges has a row for each edge."""
     for name, value in given.items():
@@ -95,20 +176,32 @@ def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
 
 
 def _find_mistake(
-    conv: Any, given: Mapping[str, object], signature: inspect.Signature
+    conv: Any, given: Mapping[str, object], signature: inspect.Signature, text: str
 ) -> Exception | None:
-    edge_index = given.get('edge_index')
+    edge_index, x = given.get('edge_index'), given.get('x')
     try:
+        if conv.aggr_module is None and type(conv).aggregate is MessagePassing.aggregate:
+            raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
         _check_types(conv, given, signature)
         if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
             check_edge_index(edge_index)
             check_edge_rows(edge_index.size(1), given)
-            _check_nodes(conv, given.get('x'), edge_index)
+            _check_nodes(conv, x, edge_index)
         wanted, argument = getattr(conv, 'in_channels', None), 'in_channels'
         if wanted is None and isinstance(conv, (GINConv, GINEConv)):
             wanted, argument = _columns_of(conv.nn), 'nn'
-        check_columns(given.get('x'), wanted, argument)
-        _check_edge_attr(conv, given.get('edge_attr'))
+        check_columns(x, wanted, argument)
+        if 'edge_attr' in signature.parameters:
+            _check_edge_attr(conv, x, given.get('edge_attr'))
+        if 'edge_type' in signature.parameters and hasattr(conv, 'num_relations'):
+            _check_edge_type(given.get('edge_type'), edge_index, conv.num_relations)
+        _check_dicts(conv, given)
+        if isinstance(x, Tensor) and x.dim() > 2 and hasattr(conv, 'heads'):
+            raise OptionError(
+                "'x' must have shape [num_nodes, in_channels], since attention takes no several "
+                f'features of one graph, got {list(x.shape)}'
+            )
+        _check_by_text(given, text)
     except (IndexError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
@@ -116,27 +209,22 @@ def _find_mistake(
 
 def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Signature) -> None:
     """Raises unless features and edges are tensors, the features of the layer's dtype."""
-    edges = given.get('edge_index')
-    if 'edge_index' in given and not isinstance(edges, (Tensor, SparseTensor)):
-        raise EdgesError(
-            "'edge_index' must be a tensor of shape [2, num_edges], or a sparse matrix, got "
-            f'{type(edges).__name__}'
-        )
+    if 'edge_index' in given:
+        check_edges(given['edge_index'])
     _check_edge_weight(given.get('edge_weight'))
     if 'x' not in given:
         return
-    x, annotation = given['x'], str(signature.parameters['x'].annotation)
+    x, annotation = given['x'], signature.parameters['x'].annotation
     parts = x if isinstance(x, (tuple, list)) else (x,)
-    may_be_none = 'None' in annotation and parts[0] is None
-    if 'Tensor' in annotation and not (may_be_none or isinstance(parts[0], (Tensor, CBSR))):
-        raise TypeError(f"'x' must be a tensor of features of nodes, got {type(parts[0]).__name__}")
+    _check_features(x, parts, annotation, hasattr(conv, 'num_relations'))
     weight = next(conv.parameters(), None)
     for part in parts:
         if not isinstance(part, Tensor):
             continue
         if part.dim() == 1 and hasattr(conv, 'num_relations') and not part.is_floating_point():
             continue  # PyG's relational layers take numbers of nodes.
-        if part.dim() == 1 and hasattr(conv, 'in_channels'):
+        of_own = part.is_floating_point() and part.dim() < -conv.node_dim
+        if of_own or (part.dim() < 2 and hasattr(conv, 'in_channels')):
             raise ShapeError(
                 "'x' must have shape [num_nodes, in_channels], a row for each node, got "
                 f'{list(part.shape)}'
@@ -145,27 +233,165 @@ def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Sign
             check_like_parameters('x', part, weight)
 
 
-def _check_edge_attr(conv: Any, edge_attr: object) -> None:
+def _check_features(x: object, parts: Sequence[object], annotation: object, may_lack: bool) -> None:
+    """Raises unless features are tensors, as an annotation says, or what may be some where there is
+    none; of a pair the second may be None, and the first if `may_lack`."""
+    is_named = annotation is not inspect.Parameter.empty
+    if is_named and 'Tensor' not in str(annotation):
+        return  # Others, such as numbers of nodes by type.
+    is_pair = parts is x and any(isinstance(part, (Tensor, CBSR)) for part in parts)
+    if x is None and type(None) in get_args(annotation):
+        return
+    if not is_pair and not isinstance(x, (Tensor, CBSR)):
+        check_input(x)
+        if is_named:
+            raise TypeError(f"'x' must be a tensor of features of nodes, got {type(x).__name__}")
+    if is_pair and is_named and not any(name in str(annotation) for name in ('Pair', 'uple')):
+        raise ValueError(
+            f"'x' must be a tensor, since the layer takes no pair of sources and destinations, got "
+            f'a {type(x).__name__}'
+        )
+    if is_pair and len(parts) != 2:
+        raise ValueError(
+            f"'x' must be a tensor, or a pair of those of sources and destinations, got "
+            f'{len(parts)} tensors'
+        )
+    for k, part in enumerate(parts if is_pair else ()):
+        lacks = part is None and (k == 1 or may_lack)
+        if not lacks and not isinstance(part, (Tensor, CBSR)):
+            name = type(part).__name__
+            raise TypeError(f"'x[{k}]' must be a tensor of features of nodes, got {name}")
+
+
+def _columns_of_edges(conv: Any) -> tuple[int, str]:
+    """The columns of features of edges that a layer takes, 0 for none or as many as it gets, and
+    the option that says so."""
+    lin = getattr(conv, 'lin' if isinstance(conv, GINEConv) else 'lin_edge', None)
+    if isinstance(conv, (CGConv, GMMConv)):
+        return conv.dim, 'dim'
+    if isinstance(conv, NNConv):
+        return _columns_of(conv.nn) or 0, 'nn'
+    columns = getattr(lin, 'in_channels', getattr(conv, 'edge_dim', None))
+    return columns or 0, 'edge_dim'  # -1: the first call tells
+
+
+def _check_edge_attr(conv: Any, x: object, edge_attr: object) -> None:
     """Raises unless features of edges are what a layer with :obj:`edge_dim` maps."""
     if edge_attr is not None and not isinstance(edge_attr, Tensor):
         raise TypeError(f"'edge_attr' must be a tensor, got {type(edge_attr).__name__}")
-    is_gine = isinstance(conv, GINEConv)
-    lin = getattr(conv, 'lin' if is_gine else 'lin_edge', conv)  # None without 'edge_dim'
-    columns = getattr(lin, 'in_channels', 0) if lin is not conv else 0  # -1: the first call tells
+    columns, option = _columns_of_edges(conv)
     if edge_attr is None:
+        if isinstance(conv, GINEConv) and columns == 0:
+            raise OptionError("'edge_attr' must be given, with as many columns as 'x', got None")
         if columns > 0 and not isinstance(conv, (GATConv, GATv2Conv)):  # They do without.
-            raise OptionError("'edge_attr' must be given to a layer with 'edge_dim', got None")
+            raise OptionError(f"'edge_attr' must be given to a layer with '{option}', got None")
         return
-    if lin is None and not is_gine:
+    if isinstance(conv, GINEConv):
+        source = x[0] if isinstance(x, (tuple, list)) else x
+        wanted = source.size(-1) if isinstance(source, Tensor) else 0
+        if columns == 0 and wanted not in (0, edge_attr.shape[1:].numel()):
+            raise ShapeError(
+                f"'edge_attr' must have {wanted} columns, as 'x' has, since the layer has no "
+                f"'edge_dim', got shape {list(edge_attr.shape)}"
+            )
+    elif columns == 0 and option == 'edge_dim' and (
+        hasattr(conv, 'lin_edge') or hasattr(conv, 'edge_dim')
+    ):  # fmt: skip
         raise OptionError("'edge_attr' must not be given to a layer without 'edge_dim'")
     weight = next(conv.parameters(), None)
     if weight is not None and (columns > 0 or edge_attr.is_floating_point()):  # Else: embedded.
         check_like_parameters('edge_attr', edge_attr, weight)
     if columns > 0 and edge_attr.shape[1:].numel() != columns:
         raise ShapeError(
-            f"'edge_attr' must have {columns} columns, as 'edge_dim' of the layer says, got shape "
+            f"'edge_attr' must have {columns} columns, as '{option}' of the layer says, got shape "
             f'{list(edge_attr.shape)}'
         )
+
+
+def _check_edge_type(edge_type: object, edge_index: object, num_relations: int) -> None:
+    """Raises unless there is a relation for each edge of a list; a sparse matrix has its own."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return
+    if edge_type is None:
+        raise OptionError("'edge_type' must be given, the number of a relation for each edge")
+    if not isinstance(edge_type, Tensor):
+        raise TypeError(f"'edge_type' must be a tensor, got {type(edge_type).__name__}")
+    if edge_type.is_floating_point():
+        raise DtypeError(f"'edge_type' must hold integers, got {edge_type.dtype}")
+    if edge_type.dim() != 1:
+        raise ShapeError(
+            f"'edge_type' must have shape [num_edges], a number for each edge, got "
+            f'{list(edge_type.shape)}'
+        )
+    if edge_type.numel() > 0:
+        low, high = (int(value) for value in edge_type.aminmax())
+        if low < 0 or high >= num_relations:
+            raise IndexError(
+                f"'edge_type' must hold relations in [0, {num_relations}), got values from {low} "
+                f'to {high}'
+            )
+
+
+def _check_dicts(conv: Any, given: Mapping[str, object]) -> None:
+    """Raises unless features and edges of several types are what a layer takes."""
+    for name, of in (('x_dict', 'node'), ('edge_index_dict', 'edge')):
+        if name not in given:
+            continue
+        values = given[name]
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"'{name}' must be a dictionary by {of} type, got {type(values).__name__}: "
+                f'data.{name}'
+            )
+        for key, value in values.items():
+            if not isinstance(value, (Tensor, SparseTensor)):
+                raise TypeError(f"'{name}[{key!r}]' must be a tensor, got {type(value).__name__}")
+            wanted = conv.in_channels.get(key) if of == 'node' else None
+            if wanted is not None and 0 < wanted != value.size(-1):
+                raise ShapeError(
+                    f"'{name}[{key!r}]' must have {wanted} columns, as 'in_channels' of the layer "
+                    f'says, got shape {list(value.shape)}'
+                )
+
+
+def _check_by_text(given: Mapping[str, object], text: str) -> None:
+    """Raises for the argument that an error of torch speaks of, by its type or its shape."""
+    found = re.search(_NO_TENSOR, text)
+    if found is not None:
+        for name, value in given.items():
+            if type(value).__name__ == found[1]:
+                raise TypeError(f"'{name}' must be a tensor, got {found[1]}")
+    tensors = {
+        name: value for name, value in given.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+    }  # fmt: skip
+    found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
+    if found is not None:
+        fewer, more = sorted(map(int, found.groups()))
+        for name, value in tensors.items():
+            if value.dim() == fewer:
+                raise ShapeError(
+                    f"'{name}' must have {more} dimensions, as what it is joined with, got shape "
+                    f'{list(value.shape)}'
+                )
+    found = re.search(r'mat1 and mat2 shapes .* \(\d+x(\d+) and (\d+)x\d+\)', text)
+    if found is None:
+        return
+    columns, wanted = int(found[1]), int(found[2])
+    for name, value in tensors.items():
+        if value.size(-1) == columns:
+            raise ShapeError(
+                f"'{name}' must have {wanted} columns, as a linear map of the layer takes, got "
+                f'shape {list(value.shape)}'
+            )
+    widths = {name: value.size(-1) for name, value in tensors.items()}
+    if columns - sum(widths.values()) not in (0, widths.get('x')):  # Of both ends of an edge.
+        return
+    names = ' and '.join(f"'{name}'" for name in tensors)
+    raise ShapeError(
+        f'{names} must fit a linear map of the layer, which takes {wanted} columns of them joined, '
+        f'got {columns} of widths {widths}'
+    )
 
 
 def _check_edge_weight(weight: object) -> None:
@@ -224,9 +450,9 @@ def check_columns(x: object, wanted: object, argument: str = 'in_channels') -> N
             )
 
 
-def _columns_of(nn: torch.nn.Module) -> int | None:
+def _columns_of(nn: object) -> int | None:
     """The columns that a network's first linear map takes."""
-    for module in nn.modules():
+    for module in nn.modules() if isinstance(nn, torch.nn.Module) else ():
         for name in ('in_features', 'in_channels'):
             if isinstance(getattr(module, name, None), int):
                 return getattr(module, name)

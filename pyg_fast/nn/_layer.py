@@ -16,11 +16,8 @@ from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ._checks import what_is, why_not_layer
-from ._explain import explain
+from ._explain import EXPLAINED, explain, naming_options
 from ._modules import PYGS, note_propagate
-
-# What PyG's code and torch raise for arguments that do not fit.
-_EXPLAINED = AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError
 
 ModuleT = TypeVar('ModuleT', bound=Module)
 P = ParamSpec('P')
@@ -51,6 +48,12 @@ class FusedModule:
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
     _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        is_ours = cls.__module__.split('.')[0] == __name__.split('.')[0]
+        if is_ours and ('__init__' in vars(cls) or '_base' in vars(cls)):
+            cls.__init__ = naming_options(cls.__init__)  # type: ignore[assignment, method-assign]
 
     @classmethod
     def _fused_why_never(cls, conv: Any) -> str | None:
@@ -113,7 +116,7 @@ class FusedLayer(FusedModule, Mixin):
             return super().__call__(*args, **kwargs)
         try:
             return super().__call__(*args, **kwargs)
-        except _EXPLAINED as error:
+        except EXPLAINED as error:
             explain(self, args, kwargs, error)
             raise
 

@@ -13,7 +13,9 @@ from torch_geometric.typing import Adj
 
 from ..attention._op import attend
 from ..attention._op import why_not as why_not_rows
+from ..errors import DtypeError, ShapeError
 from ..message._inputs import why_not as why_not_device
+from ._explain import EXPLAINED, check_columns, check_input
 from ._layer import FusedModule, recast
 from ._modules import is_plain
 
@@ -90,7 +92,13 @@ class FusedGPSConv(FusedModule, GPSConv):
         reason = self._why_not(x, batch)
         self._fused_note(reason or '')
         if reason is not None:
-            return super().forward(x, edge_index, batch, **kwargs)
+            if torch.compiler.is_compiling():
+                return super().forward(x, edge_index, batch, **kwargs)
+            try:
+                return super().forward(x, edge_index, batch, **kwargs)
+            except EXPLAINED as error:
+                _explain_batch(x, self.channels, batch, error)
+                raise
         of_graphs = {'batch': batch} if self.norm_with_batch else {}
         local = None
         if self.conv is not None:
@@ -150,3 +158,25 @@ class FusedGPSConv(FusedModule, GPSConv):
         out = recast(self, GPSConv)
         vars(out).pop('_last_run', None)
         return out
+
+
+def _explain_batch(x: object, channels: int, batch: object, error: Exception) -> None:
+    """Raises an error that names the features or the numbers of graphs, if they do not fit."""
+    if str(error).startswith("'") and ' must ' in str(error):
+        return  # Of the local layer.
+    try:
+        check_input(x)
+        check_columns(x, channels, 'channels')
+    except (TypeError, ValueError) as found:
+        raise found from error
+    if batch is None or not isinstance(x, Tensor):
+        return
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"'batch' must be a tensor, got {type(batch).__name__}") from error
+    if batch.is_floating_point() or batch.dtype == torch.bool:
+        raise DtypeError(f"'batch' must hold numbers of graphs, got {batch.dtype}") from error
+    if batch.shape != x.shape[:1]:
+        raise ShapeError(
+            f"'batch' must have shape {list(x.shape[:1])}, a number for each node, got "
+            f'{list(batch.shape)}'
+        ) from error

@@ -9,6 +9,7 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor, SparseTensor
 
 from ..ops.linear import linears
 from ._checks import FORWARDS
+from ._explain import naming_options
 from ._modules import is_plain_linear, part_of, weight_and_bias
 from .message_passing import MIXINS, FusedMessagePassing, FusedPropagate
 
@@ -83,6 +84,7 @@ class FusedTransformerConv(FusedTransformer, TransformerConv):
     :obj:`return_attention_weights` PyG's code runs; :attr:`plan` says what ran.
     """
 
+    __init__ = naming_options(TransformerConv.__init__)
     _set_jittable_templates = FusedMessagePassing._set_jittable_templates
 
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..errors import DeviceError
+
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -12,6 +14,14 @@ def check_strided(x: Tensor, name: str) -> None:
         raise TypeError(f"'{name}' must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided:
         raise TypeError(f"'{name}' must be a strided tensor, got {x.layout}")
+
+
+def check_has_values(name: str, values: Tensor) -> None:
+    """Raises for a tensor on the meta device."""
+    if values.is_meta:
+        raise DeviceError(
+            f"'{name}' must be on a CPU or a CUDA device, got a tensor on meta, which has no values"
+        )
 
 
 def check_features(x: Tensor, name: str) -> None:

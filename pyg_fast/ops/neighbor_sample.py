@@ -147,26 +147,29 @@ def check_num_neighbors(num_neighbors: Sequence[int], least: int = 1) -> tuple[i
     return tuple(num_neighbors)
 
 
-def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
+def sampling_weight(
+    edge_weight: Tensor, col: Tensor, replace: bool, name: str = 'edge_weight'
+) -> Tensor:
     """Weights as the kernels read them: float64; cumulative sums for draws with replacement.
+    Errors call them by `name`.
 
     Raises:
         TypeError, ValueError: As :func:`neighbor_sample`.
     """
     if not isinstance(edge_weight, Tensor) or not edge_weight.is_floating_point():
         got = edge_weight.dtype if isinstance(edge_weight, Tensor) else type(edge_weight).__name__
-        raise TypeError(f"'edge_weight' must hold floating-point numbers, got {got}")
+        raise TypeError(f"'{name}' must hold floating-point numbers, got {got}")
     if edge_weight.layout != torch.strided:
-        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
+        raise TypeError(f"'{name}' must be a strided tensor, got {edge_weight.layout}")
     if edge_weight.shape != col.shape:
         raise ValueError(
-            f"'edge_weight' must have shape {list(col.shape)}, got {list(edge_weight.shape)}"
+            f"'{name}' must have shape {list(col.shape)}, got {list(edge_weight.shape)}"
         )
     if edge_weight.device != col.device:
-        raise ValueError(f"'edge_weight' must be on {col.device}, got {edge_weight.device}")
+        raise ValueError(f"'{name}' must be on {col.device}, got {edge_weight.device}")
     weight = edge_weight.detach().double()
     if not bool(((weight >= 0) & weight.isfinite()).all()):
-        raise ValueError("'edge_weight' must not be negative, infinite or NaN")
+        raise ValueError(f"'{name}' must not be negative, infinite or NaN")
     return weight.cumsum(0) if replace else weight.contiguous()
 
 

@@ -21,6 +21,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from .._progress import LARGE, progress
 from ..graph import PreparedGraph, graph_of, prepare_edge_index
 from ..graph.csr import E_PERM, perm_name, prepare_graph, set_perm_name
+from ..ops._checks import check_has_values
 from ..ops._edges import check_edge_index
 from ..ops._numbers import check_flag
 
@@ -33,6 +34,8 @@ Attribute: TypeAlias = Tensor | np.ndarray | list | tuple | TensorFrame
 _NO_EDGE_ATTRS = frozenset(
     ('edge_index', 'edge_label', 'edge_label_index', 'num_sampled_nodes', 'num_sampled_edges')
 )
+# Attributes of edges by their names alone.
+_OF_EDGES = ('edge_attr', 'edge_weight', 'edge_type')
 _ROOTED_ATTRS = frozenset(('sub_edge_index', 'n_id', 'e_id', 'n_sub_batch', 'e_sub_batch'))
 
 
@@ -50,7 +53,9 @@ class ToCSR(BaseTransform):
         \pi = \textrm{argsort}_{\textrm{stable}}(\textrm{destinations})
 
     All edge-level attributes are permuted too, except :obj:`edge_label` and
-    :obj:`edge_label_index`. Attributes whose values are positions of edges keep their values.
+    :obj:`edge_label_index`. Attributes whose values are positions of edges keep their values. A
+    warning tells if :obj:`edge_attr`, :obj:`edge_weight` or :obj:`edge_type` has not a row for each
+    edge, and is thus left as it is.
 
     .. warning::
         Edge attributes that are not in :obj:`data` keep the old order, and no layer can tell.
@@ -126,8 +131,7 @@ class ToCSR(BaseTransform):
     Raises:
         IndexError: If an index is negative or too large; like all errors, it names the store.
         TypeError: If an :obj:`edge_index` is not an integer tensor, or the input no data object.
-        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, or the data have another
-            attribute with the name :obj:`perm`.
+        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`.
     """
 
     perm: str | None = E_PERM  # of a transform that an earlier version has saved
@@ -141,11 +145,12 @@ class ToCSR(BaseTransform):
         self.perm = perm
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
-        if not isinstance(data, BaseData):
-            raise TypeError(f"'data' must be a Data or HeteroData, got {type(data).__name__}")
+        check_data(data)
         stores = [store for store in data.edge_stores if 'edge_index' in store]
         for store in stores:
             _call_on(store, check_edge_index, store['edge_index'])
+            _call_on(store, check_has_values, 'edge_index', store['edge_index'])
+            _warn_of_rows(data, store)
         num_nodes = _node_counts(data, stores)
         shown = len(stores) > 1 and sum(store.num_edges for store in stores) >= LARGE
         for store in progress(stores, 'ToCSR', shown=shown):
@@ -168,6 +173,12 @@ class ToCSR(BaseTransform):
         options = [] if self.keep_edge_index else ['keep_edge_index=False']
         options += [] if self.perm == E_PERM else [f'perm={self.perm!r}']
         return f'{type(self).__name__}({", ".join(options)})'
+
+
+def check_data(data: object) -> None:
+    """Raises unless a transform can be applied."""
+    if not isinstance(data, BaseData):
+        raise TypeError(f"'data' must be a Data or HeteroData, got {type(data).__name__}")
 
 
 def check_no_data(transform: str, option: object) -> None:
@@ -215,6 +226,23 @@ def _call_on(store: EdgeStorage, func: Callable[P, T], *args: P.args, **kwargs: 
     except (IndexError, TypeError, ValueError) as error:
         name = 'data' if store._key is None else f'data{list(store._key)}'
         raise type(error)(f'{name}: {error}') from error
+
+
+def _warn_of_rows(data: Data | HeteroData, store: EdgeStorage) -> None:
+    """Warns of an attribute whose name says that it is one of edges, but which has not a row for
+    each, so that it is not sorted with them. It is no error: a model may do without."""
+    num_edges = store['edge_index'].size(1)
+    for key in _OF_EDGES:
+        value = store.get(key)
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) == num_edges:
+            continue
+        if data.__cat_dim__(key, value, store) == 0:
+            # Without numbers, so that a transform of many batches warns once.
+            warnings.warn(
+                f"'{key}' has not a row for each edge, so ToCSR does not sort it with them, and no "
+                f'layer can use it: give it as many rows, or delete it, del data.{key}',
+                stacklevel=4,  # beside the call of the transform
+            )
 
 
 def _node_counts(data: Data | HeteroData, stores: list[EdgeStorage]) -> dict[str | None, int]:

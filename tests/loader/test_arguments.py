@@ -1,5 +1,6 @@
 """Bad input, and arguments that are refused."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -78,6 +79,10 @@ def test_num_neighbors_of_walks(none_or_all: int) -> None:
         ('sampler', 'layer', ValueError),
         ('subgraph_type', 'none', ValueError),
         ('device', 'meta', ValueError),
+        ('device', 'gpu', ValueError),
+        ('device', 1.5, TypeError),
+        ('input_nodes', torch.ones(3, dtype=torch.long, device='meta'), RuntimeError),
+        ('input_id', torch.ones(60, device='meta'), RuntimeError),
         ('weight_attr', 'missing', ValueError),
         ('weight_attr', 3, TypeError),
         ('weight_attr', 'x', ValueError),
@@ -161,8 +166,19 @@ def test_data() -> None:
         FastNeighborLoader(data, [3])
     data = random_data()
     data.weight = torch.full((300,), -1.0)
-    with pytest.raises(ValueError, match='negative'):
-        FastNeighborLoader(data, [3], weight_attr='weight')
+    for options in ({}, {'disjoint': True}):
+        with pytest.raises(ValueError, match="'data.weight' must not be negative"):
+            FastNeighborLoader(data, [3], weight_attr='weight', **options)
+    for time in (torch.arange(3), [1, 2]):
+        data.time = time
+        with pytest.raises(ValueError, match="'data.time' must have a time for each of 60 nodes"):
+            FastNeighborLoader(data, [3], time_attr='time')
+    data.weight = torch.ones(300)
+    for name in ('edge_index', 'x', 'weight'):
+        moved = copy.copy(data)
+        moved[name] = data[name].to('meta')
+        with pytest.raises(RuntimeError, match=f"'data.{name}' must be on a CPU or a CUDA device"):
+            FastNeighborLoader(moved, [3], weight_attr='weight', device='cpu')
     data.weight = torch.ones(300, dtype=torch.long)
     with pytest.raises(TypeError, match='floating-point'):
         FastNeighborLoader(data, [3], weight_attr='weight')

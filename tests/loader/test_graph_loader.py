@@ -435,8 +435,63 @@ def test_graphs_that_differ(values: tuple[dict, dict], message: str) -> None:
     assert set(batch.keys()) == {'x', 'batch', 'ptr'}
 
 
+EDGES = torch.tensor([[0, 1, 1], [1, 0, 1]])
+
+
+@pytest.mark.parametrize(('edges', 'error', 'text'), [
+    (EDGES.float(), TypeError, r"'edge_index' of graph 1 .* must hold integers, got torch.float32"),
+    (EDGES > 0, TypeError, r"'edge_index' of graph 1 .* must hold integers, got torch.bool"),
+    (EDGES.t(), ValueError, r'must have shape .* got \[3, 2\]: edge_index.t\(\).contiguous\(\)'),
+    (EDGES[0], ValueError, r"'edge_index' of graph 1 .* must have shape .* got \[3\]"),
+    (EDGES.to('meta'), RuntimeError, "'edge_index' must be on a CPU or a CUDA device"),
+    (EDGES[:, 1:], RuntimeError, "'edge_attr' of graph 0 .* row for each of its 3 edges, got 2"),
+])  # fmt: skip
+def test_edges_that_are_none(edges: Tensor, error: type, text: str) -> None:
+    attrs = torch.ones(2, 1), torch.ones(3, 1)
+    graphs = [graph(edge_index=e, edge_attr=a) for e, a in zip((EDGES, edges), attrs, strict=True)]
+    if edges.shape != (2, 2):
+        graphs[0].edge_attr = graphs[1].edge_attr
+    for order in ('sorted', 'dataset'):
+        with pytest.raises(error, match=text):
+            GraphLoader(graphs, edge_order=order)
+
+
+def test_own_edges() -> None:
+    """A class that says how its edges are joined, and attributes of each graph that are named as
+    those of edges."""
+
+    class Rows(Data):
+        def __cat_dim__(self, key: str, value: Any, *args: Any) -> Any:
+            return 0 if key == 'edge_index' else super().__cat_dim__(key, value, *args)
+
+    batch = GraphLoader([Rows(x=torch.ones(2, 3), edge_index=EDGES.t())] * 2, 2)([0, 1])
+    assert batch.edge_index.shape == (6, 2)
+    graphs = [graph(edge_index=e, edge_weight=torch.ones(1)) for e in (EDGES, EDGES[:, :0])]
+    assert GraphLoader(graphs, 2)([0, 1]).edge_weight.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ('index', 'text'),
+    [
+        ([0.5], "'index' must hold numbers of graphs: 'float'"), (['a'], "'index' must hold numb"),
+        (torch.tensor([0.5]), "'index' must hold"), (5, "'index' must be a list .* got int"),
+        ('a', "'index' must be a list .* got str"), (None, "'index' must be a list"),
+    ],
+)  # fmt: skip
+def test_wrong_index(index: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        GraphLoader(molecules(2), 2)(index)
+
+
 def test_wrong_arguments() -> None:
     graphs = molecules(4)
+    for wrong in (['a.pt', 'b.pt'], [None]):
+        with pytest.raises(TypeError, match=f'must hold graphs, got {type(wrong[0]).__name__} as'):
+            GraphLoader(wrong)
+    with pytest.raises(TypeError, match="'dataset' must be a list of Data .* got str"):
+        GraphLoader('a.pt')
+    with pytest.raises(ValueError, match="'device' must be a device, such as 'cuda' .* got 'gpu'"):
+        GraphLoader(graphs, device='gpu')
     with pytest.raises(TypeError, match=r"unexpected arguments \['batchsize'\]"):
         GraphLoader(graphs, batchsize=3)
     with pytest.raises(TypeError, match="'dataset' must be a list of Data"):

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.typing import OptTensor
 
-from pyg_fast import accelerate, small_graphs, transforms
+from pyg_fast import accelerate, nn, small_graphs, transforms
 from pyg_fast.loader import FastNeighborLoader
 
 from ._layers import IN, LAYERS, graph, run
@@ -108,14 +110,11 @@ def test_layer_refuses_features(device: torch.device, name: str, raises: Any) ->
     with raises(IndexError, match="'edge_index"):
         run(layer, data.x[: NODES // 2], data)
     wide = torch.randn(NODES, IN + 1, device=device)
-    if name == 'FusedMessagePassing':  # Only its message knows what it takes.
-        with raises(RuntimeError, match='shapes cannot be multiplied'):
-            run(layer, wide, data)
-    else:
-        with raises(
-            ValueError, match=rf"'x' must have {IN} columns, as .* got shape \[{NODES}, 13"
-        ):
-            run(layer, wide, data)
+    text = rf"'x' must have {IN} columns, as .* got shape \[{NODES}, 13"
+    if name == 'FusedMessagePassing':  # Its message joins those of both ends.
+        text = "'x' must fit a linear map .* takes 24 columns .* got 26"
+    with raises(ValueError, match=text):
+        run(layer, wide, data)
 
 
 # What is no tensor of features or edges; each error is also of the class that PyG raises, if any.
@@ -140,7 +139,42 @@ WRONG_TYPES: dict[str, tuple[Any, str, Callable[[Tensor, Tensor], tuple[Any, Any
         "'edge_index' must be a tensor .* got list",
         lambda x, e: (x, e.tolist()),
     ),
+    'data': (
+        TypeError,
+        r"'x' must be a tensor .* got Data: pass data\.x",
+        lambda x, e: (Data(x=x, edge_index=e), e),
+    ),
+    'a list of numbers': (TypeError, "'x' must be .* got list", lambda x, e: (x.tolist(), e)),
+    'text': (TypeError, "'x' must be a tensor .* got str", lambda x, e: ('x', e)),
+    'a number': (ValueError, "'x' must have shape", lambda x, e: (x[0, 0], e)),
+    'three tensors': (ValueError, "'x' must be .*( got 3 tensors)?", lambda x, e: ((x, x, x), e)),
 }
+
+
+# Integers times the eps of GIN are floats, and the third of three tensors is not read.
+PYG_TAKES = {
+    ('GINConv', 'integers'), ('TransformerConv', 'three tensors'), ('GATv2Conv', 'three tensors'),
+}  # fmt: skip
+
+
+class Own(pyg.MessagePassing):
+    """A layer as users write them, which does not say what it takes."""
+
+    def __init__(self, in_channels: int, out_channels: int, edge_dim: int = 0) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+        self.lin_edges = torch.nn.Linear(edge_dim, out_channels) if edge_dim else None
+        self.mlp = torch.nn.Linear(2 * in_channels + edge_dim, out_channels)
+
+    def forward(self, x, edge_index, edge_attr=None):  # type: ignore[no-untyped-def]
+        out = self.lin(x)
+        edges = None if self.lin_edges is None else self.lin_edges(edge_attr)
+        return out + self.propagate(edge_index, x=x, edge_attr=edge_attr, edges=edges)
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: OptTensor, edges: OptTensor) -> Tensor:
+        parts = (x_i, x_j) if edge_attr is None else (x_i, x_j, edge_attr)
+        out = self.mlp(torch.cat(parts, -1))
+        return out if edges is None else out + edges
 
 
 @pytest.mark.parametrize('name', ['GCNConv', 'GraphConv'])
@@ -160,10 +194,29 @@ def test_layer_names_wrong_weights(device: torch.device, name: str, raises: Any)
 
 
 @pytest.mark.parametrize('kind', WRONG_TYPES)
-@pytest.mark.parametrize('name', ['GCNConv', 'SAGEConv', 'GATConv', 'GraphConv', 'TransformerConv'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'GCNConv',
+        'SAGEConv',
+        'GATConv',
+        'GraphConv',
+        'TransformerConv',
+        'GATv2Conv',
+        'GINConv',
+        'own',
+    ],
+)
 def test_layer_names_a_wrong_type(device: torch.device, name: str, kind: str, raises: Any) -> None:
-    layer, data = accelerate(getattr(pyg, name)(IN, 4)).to(device), small_graph(device)
+    if name == 'GINConv':
+        theirs: Any = pyg.GINConv(torch.nn.Linear(IN, 4))
+    else:
+        theirs = Own(IN, 4) if name == 'own' else getattr(pyg, name)(IN, 4)
+    layer, data = accelerate(theirs).to(device), small_graph(device)
     error, text, change = WRONG_TYPES[kind]
+    if (name, kind) in PYG_TAKES:
+        layer(*change(data.x, data.edge_index))
+        return
     with raises(error, match=text):
         layer(*change(data.x, data.edge_index))
 
@@ -192,6 +245,180 @@ def test_layer_names_wrong_edge_attr(device: torch.device, name: str, raises: An
     if name in ('TransformerConv', 'GINEConv'):  # The others do without.
         with raises(ValueError, match="'edge_attr' must be given"):
             layer(data.x, data.edge_index, None)
+
+
+# Layers that take features of edges, and the option that says how many.
+OF_EDGES: dict[str, tuple[Callable[[], Any], str]] = {
+    'ResGatedGraphConv': (lambda: pyg.ResGatedGraphConv(IN, 4, edge_dim=3), 'edge_dim'),
+    'GENConv': (lambda: pyg.GENConv(IN, 4, edge_dim=3), 'edge_dim'),
+    'NNConv': (lambda: pyg.NNConv(IN, 4, torch.nn.Linear(3, IN * 4)), 'nn'),
+    'CGConv': (lambda: pyg.CGConv(IN, 3), 'dim'),
+    'GMMConv': (lambda: pyg.GMMConv(IN, 4, 3, 2), 'dim'),
+    'own': (lambda: Own(IN, 4, 3), 'a linear map'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', OF_EDGES)
+def test_layer_names_features_of_edges(device: torch.device, name: str, raises: Any) -> None:
+    make, option = OF_EDGES[name]
+    layer, data = accelerate(make()).to(device), small_graph(device)
+    edge_attr = torch.rand(data.num_edges, 3, device=device)
+    assert layer(data.x, data.edge_index, edge_attr).isfinite().all()
+    wide = torch.cat([edge_attr, edge_attr], 1)
+    with raises(ValueError, match=f"'edge_attr' must have 3 columns, as '?{option}.* got shape"):
+        layer(data.x, data.edge_index, wide)
+    if name != 'own':
+        with raises(ValueError, match=f"'edge_attr' must have 3 columns, as '{option}"):
+            layer(data.x, data.edge_index, edge_attr[:, 0])
+    if name != 'GENConv':  # It does without.
+        with raises((TypeError, ValueError), match="'edge_attr' must be (given|a tensor)"):
+            layer(data.x, data.edge_index, None)
+    with raises(TypeError, match="'edge_attr' must be a tensor, got list"):
+        layer(data.x, data.edge_index, [0.5])
+
+
+def test_layers_without_edge_dim(device: torch.device, raises: Any) -> None:
+    data = small_graph(device)
+    edge_attr = torch.rand(data.num_edges, 3, device=device)
+    layer = accelerate(pyg.GINEConv(torch.nn.Linear(IN, 4))).to(device)
+    with raises(ValueError, match=f"'edge_attr' must have {IN} columns, as 'x' has, .* no 'edge_d"):
+        layer(data.x, data.edge_index, edge_attr)
+    with raises(ValueError, match="'edge_attr' must be given, with as many columns as 'x'"):
+        layer(data.x, data.edge_index, None)
+    layer = accelerate(pyg.ResGatedGraphConv(IN, 4)).to(device)
+    with raises(AssertionError, match="'edge_attr' must not be given to a layer without"):
+        layer(data.x, data.edge_index, edge_attr)
+
+
+@pytest.mark.parametrize('name', ['GATConv', 'GATv2Conv', 'TransformerConv'])
+def test_attention_names_several_features(device: torch.device, name: str, raises: Any) -> None:
+    layer, data = accelerate(getattr(pyg, name)(IN, 4)).to(device), small_graph(device)
+    with raises(AssertionError, match=r"'x' must have shape \[num_nodes.* got \[2, 80, 12\]"):
+        layer(torch.stack([data.x, data.x]), data.edge_index)
+
+
+def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> None:
+    layer, data = (
+        accelerate(pyg.EdgeConv(torch.nn.Linear(2 * IN, 4))).to(device),
+        small_graph(device),
+    )
+    wide = torch.randn(NODES, IN + 1, device=device)
+    with raises(ValueError, match=r"'x' must fit a linear map .* takes 24 .* got 26 .*'x': 13"):
+        layer(wide, data.edge_index)
+    with raises(ValueError, match="'aggr' must be given to a layer without an 'aggregate'"):
+        Unreduced()(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize('name', ['RGCNConv', 'RGATConv'])
+def test_layer_names_relations(device: torch.device, name: str, raises: Any) -> None:
+    layer, data = accelerate(getattr(pyg, name)(IN, 4, 3)).to(device), small_graph(device)
+    types = torch.randint(3, (data.num_edges,), device=device)
+    wrong = {
+        'must be given': None, 'must be a tensor, got list': types.tolist(),
+        'must hold integers, got torch.float32': types.float(),
+        'must have shape': types.view(-1, 1),
+    }  # fmt: skip
+    if device.type == 'cpu':  # A GPU fails an assertion.
+        wrong[r'must hold relations in \[0, 3\), got values from 0 to 7'] = types.clamp(max=1) * 7
+    for text, value in wrong.items():
+        with raises((IndexError, TypeError, ValueError), match=f"'edge_type' {text}"):
+            layer(data.x, data.edge_index, value)
+
+
+def test_layer_names_types(device: torch.device, raises: Any) -> None:
+    x, edges = {'a': torch.randn(9, 8, device=device)}, ('a', 'to', 'a')
+    edge_index = {edges: torch.randint(9, (2, 40), device=device)}
+    layer = accelerate(pyg.HGTConv(8, 8, (['a'], [edges]))).to(device)
+    assert layer(x, edge_index)['a'].isfinite().all()
+    for x_dict, text in (
+        (x['a'], "'x_dict' must be a dictionary by node type, got Tensor: data.x_dict"),
+        ({'a': x['a'].tolist()}, r"'x_dict\['a'\]' must be a tensor, got list"),
+        ({'a': x['a'][:, 1:]}, r"'x_dict\['a'\]' must have 8 columns"),
+    ):
+        with raises((TypeError, ValueError), match=text):
+            layer(x_dict, edge_index)
+    layer = accelerate(pyg.SAGEConv((8, 8), 4)).to(device)
+    for pair in ((None, x['a']), (x['a'].tolist(), x['a'])):
+        with raises(TypeError, match=rf"'x\[0\]' must be a tensor .* got {type(pair[0]).__name__}"):
+            layer(pair, edge_index[edges])
+
+
+class Unreduced(nn.FusedMessagePassing):
+    def __init__(self) -> None:
+        super().__init__(aggr=None)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+@pytest.mark.parametrize(
+    ('make', 'text'),
+    [
+        (lambda: nn.FusedGCNConv(8.0, 8), "'in_channels' must be an integer, got float"),
+        (lambda: nn.FusedSAGEConv((8, '8'), 8), "'in_channels' must be an integer, got str"),
+        (lambda: nn.FusedGATConv(8, None), "'out_channels' must be an integer, got NoneType"),
+        (lambda: nn.FusedGATv2Conv(8, 8, heads='2'), "'heads' must be an integer, got str"),
+        (lambda: nn.FusedTransformerConv(8, 8, heads=2.0), "'heads' must be an integer, got float"),
+        (lambda: nn.FusedTransformerConv(8, 8, edge_dim='3'), "'edge_dim' must be an integer"),
+        (lambda: nn.FusedGATConv(8, 8, dropout='x'), "'dropout' must be a number, got str"),
+        (lambda: nn.FusedGCNConv(8, -1), "'out_channels' must be at least 0, got -1"),
+        (lambda: nn.FusedGPSConv('8', None), "'channels' must be an integer, got str"),
+        (lambda: nn.FusedGPSConv(8, None, heads=3), "'channels' must be a multiple of 'heads'"),
+        (lambda: nn.FusedSAGEConv(8, 8, aggr='foo'), "'aggr' must be a name .* got 'foo'"),
+        (lambda: nn.FusedMessagePassing(aggr=3), "'aggr' must be a name .* got 3"),
+        (lambda: nn.PathPreparedGNN('gcn', 8, '8', 8, 2), "'hidden_channels' must be an integer"),
+        (lambda: nn.PathPreparedGNN('gcn', 8, 8, 8, 2.0), "'num_layers' must be an integer"),
+        (lambda: nn.MaxKGNN('gcn', 8, 8, 8.0, 2, k=4), "'out_channels' must be an integer"),
+        (lambda: nn.PathPreparedGNN(['gcn'], 8, 8, 8, 2), "'conv' must be one of"),
+        (lambda: nn.SampledGCNConv(8, 8, 0), "'num_samples' must be at least 1, got 0"),
+    ],
+)
+def test_options_of_layers(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        make()
+
+
+def test_signatures_stay() -> None:
+    for ours in (nn.FusedGCNConv, nn.FusedGPSConv, nn.FusedTransformerConv):
+        theirs = getattr(pyg, ours.__name__.removeprefix('Fused'))
+        assert inspect.signature(ours) == inspect.signature(theirs)
+
+
+@pytest.mark.parametrize('kind', ['no features', 'a list of numbers', 'data', 'a list'])
+@pytest.mark.parametrize('name', ['PathPreparedGNN', 'MaxKGNN', 'SampledGCN', 'GPS'])
+def test_model_names_a_wrong_type(device: torch.device, name: str, kind: str, raises: Any) -> None:
+    layers: dict[str, Callable[[], Any]] = {
+        'PathPreparedGNN': lambda: nn.PathPreparedGNN('gcn', IN, 8, 4, 2),
+        'MaxKGNN': lambda: nn.MaxKGNN('sage', IN, 8, 4, 2, k=4),
+        'SampledGCN': lambda: nn.SampledGCNConv(IN, 4, 3).eval(),
+        'GPS': lambda: nn.FusedGPSConv(IN, None if kind != 'a list' else nn.FusedGCNConv(IN, IN)),
+    }
+    layer, data = layers[name]().to(device), small_graph(device)
+    error, text, change = WRONG_TYPES[kind]
+    with raises(error, match=text):
+        layer(*change(data.x, data.edge_index))
+
+
+def test_paths_that_are_none(device: torch.device) -> None:
+    model, data = nn.PathPreparedGNN('gcn', IN, 8, 4, 2).to(device), small_graph(device)
+    mask = torch.ones(NODES, dtype=torch.bool, device=device)
+    for paths, got in ((mask, 'Tensor'), ([mask, mask], 'a list of Tensor'), (3, 'int')):
+        with pytest.raises(TypeError, match=f"'paths' must be a list, .* got {got}: they are"):
+            model(data.x, data.edge_index, paths=paths)
+    with pytest.raises(ValueError, match=r"'mask' must have shape \[80\], got \[79\]"):
+        model(data.x, data.edge_index, mask=mask[1:])
+
+
+def test_numbers_of_graphs(device: torch.device) -> None:
+    layer, data = nn.FusedGPSConv(IN, None).to(device), small_graph(device)
+    batch = torch.zeros(NODES, dtype=torch.long, device=device)
+    for wrong, text in (
+        (batch[1:], r"'batch' must have shape \[80\]"),
+        (batch.float(), "'batch' must hold numbers"),
+        ([0] * NODES, "'batch' must be a tensor, got list"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=text):
+            layer(data.x, data.edge_index, wrong)
 
 
 @pytest.mark.parametrize('name', ['GATConv', 'GATv2Conv'])
@@ -292,6 +519,34 @@ def test_transform_refuses_masks(name: str, error: type, mask: Tensor) -> None:
     data.train_mask = mask
     with pytest.raises(error, match="'data.train_mask'"):
         TRANSFORMS[name]()(data)
+
+
+@pytest.mark.parametrize('key', ['edge_attr', 'edge_weight', 'edge_type'])
+@pytest.mark.parametrize('name', ['GroupSizes', 'Prepare', 'ToCSR'])
+def test_transform_warns_of_rows_of_edges(name: str, key: str) -> None:
+    data = small_graph(torch.device('cpu'))
+    data[key] = torch.ones(data.num_edges - 1)
+    with pytest.warns(UserWarning, match=f"'{key}' has not a row for each edge, so ToCSR does"):
+        out = TRANSFORMS[name]()(data)
+    assert out[key] is data[key]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        data.edge_label, data[key] = torch.ones(3), torch.ones(data.num_edges)
+        TRANSFORMS[name]()(data)
+
+
+@pytest.mark.parametrize('data', [None, [Data()], torch.ones(3)])
+@pytest.mark.parametrize('name', TRANSFORMS)
+def test_transform_refuses_what_is_no_data(name: str, data: Any) -> None:
+    with pytest.raises(TypeError, match="(?i)'?data'? .*got"):
+        TRANSFORMS[name]()(data)
+
+
+def test_options_of_prepare() -> None:
+    with pytest.raises(TypeError, match=r"Prepare got unexpected arguments \['foo'\]"):
+        transforms.Prepare(2, foo=1)
+    with pytest.raises(ValueError, match="'group_sizes' must be one of .* got 'x'"):
+        transforms.Prepare(2, group_sizes='x')
 
 
 def test_loader_hands_out_what_is_not_finite(device: torch.device) -> None:

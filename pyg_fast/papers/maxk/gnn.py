@@ -8,7 +8,7 @@ from torch_geometric.nn import LayerNorm, Linear, MessagePassing
 from torch_geometric.nn.resolver import normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
-from ...nn._explain import check_columns
+from ...nn._explain import check_columns, check_input, check_like_parameters, naming_options
 from ...nn._reduce import with_values
 from ...ops.cbsr import CBSR
 from ...ops.product import needs_transpose
@@ -73,6 +73,7 @@ class MaxKGNN(Module):
             :math:`1, \ldots,` :obj:`hidden_channels`.
     """
 
+    @naming_options
     def __init__(
         self,
         conv: str,
@@ -133,7 +134,9 @@ class MaxKGNN(Module):
         """
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
+        check_input(x)
         check_columns(x, self.in_channels)
+        check_like_parameters('x', x, self.lin_in.weight)
         args = (edge_index, edge_weight) if self.supports_edge_weight else (edge_index,)
         x = self.lin_in(x)
         if self.conv != 'sage':

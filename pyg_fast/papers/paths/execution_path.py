@@ -370,13 +370,19 @@ def mask_signature_of(mask: Tensor) -> tuple[int, ...]:
 
 def check_mask(mask: object, num_nodes: int | None = None, name: str = 'mask') -> None:
     """Raises unless it is a bool mask with at least one node."""
+    check_mask_shape(mask, num_nodes, name)
+    assert isinstance(mask, Tensor)
+    if not bool(mask.any()):
+        raise ValueError(f"'{name}' must hold a node, got none")
+
+
+def check_mask_shape(mask: object, num_nodes: int | None, name: str = 'mask') -> None:
+    """Raises unless it is a bool mask, without a look at its values."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"'{name}' must be a bool tensor, got {got}")
     if mask.dim() != 1 or (num_nodes is not None and mask.size(0) != num_nodes):
         raise ValueError(f"'{name}' must have shape [{num_nodes}], got {list(mask.shape)}")
-    if not bool(mask.any()):
-        raise ValueError(f"'{name}' must hold a node, got none")
 
 
 # Also by the name under which 0.2 has saved it.

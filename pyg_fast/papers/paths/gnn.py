@@ -18,7 +18,7 @@ from torch_geometric.typing import Adj, OptTensor
 from ...graph.signature import signature_of
 from ...nn._aggregated import TILE, AggregatedInput, FeaturesT, stand_in
 from ...nn._checks import may_fuse
-from ...nn._explain import check_columns
+from ...nn._explain import check_columns, check_input, naming_options
 from ...nn._inference import inference
 from ...nn._modules import is_plain, mixes_nodes
 from ...nn._reduce import neighbours
@@ -36,7 +36,7 @@ from ._layer import PathPrepared, fill_of, refuse_paths
 from ._out_of_memory import Call, explain
 from .build import execution_paths
 from .convs import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
-from .execution_path import ExecutionPath, mask_signature_of
+from .execution_path import ExecutionPath, check_mask_shape, mask_signature_of
 
 CONVS: dict[str, type[PathPrepared]] = {
     'gcn': PathPreparedGCNConv, 'sage': PathPreparedSAGEConv, 'gin': PathPreparedGINConv
@@ -103,6 +103,7 @@ class PathPreparedGNN(Module):
     tile: int | None = None
     fill: float = math.nan
 
+    @naming_options
     def __init__(
         self,
         conv: str,
@@ -193,10 +194,9 @@ class PathPreparedGNN(Module):
                 do not stand alone.
         """
         refuse_paths('paths', edge_weight)
-        if isinstance(paths, ExecutionPath):
-            raise TypeError(
-                "'paths' must be a list, of a path for each layer, got an ExecutionPath"
-            )
+        if paths is not None:
+            _check_paths(paths)
+        check_input(x)
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
         check_columns(x, self.in_channels)
@@ -204,6 +204,7 @@ class PathPreparedGNN(Module):
         if edge_index is None:
             self._check_alone(paths, edge_weight, trains or active_only)
         elif paths is None and mask is not None and trains:
+            check_mask_shape(mask, x.size(0))
             paths = self._prepared(edge_index, mask, edge_weight is not None)
         if paths is not None:
             self._check(paths, mask)
@@ -587,12 +588,26 @@ def _check_options(conv: str, num_layers: int, dropout: float, tile: int | None)
         raise TypeError(f"'tile' must be an integer, got {type(tile).__name__}")
     if tile is not None and tile < 1:
         raise ValueError(f"'tile' must be positive, got {tile}")
-    if conv not in CONVS:
+    if not isinstance(conv, str) or conv not in CONVS:
         raise ValueError(f"'conv' must be one of {tuple(CONVS)}, got {conv!r}")
     if num_layers < 1:
         raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
     if not 0 <= dropout <= 1:
         raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+
+
+def _check_paths(paths: object) -> None:
+    wrong = None
+    if not isinstance(paths, (list, tuple)):
+        wrong = 'an ExecutionPath' if isinstance(paths, ExecutionPath) else type(paths).__name__
+    else:
+        others = [path for path in paths if not isinstance(path, ExecutionPath)]
+        wrong = f'a list of {type(others[0]).__name__}' if others else None
+    if wrong is not None:
+        raise TypeError(
+            f"'paths' must be a list, of a path for each layer, got {wrong}: they are "
+            'data.execution_paths, and a mask is given by name, mask=mask'
+        )
 
 
 def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:

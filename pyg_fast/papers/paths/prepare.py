@@ -1,5 +1,6 @@
 """One transform with everything that a model on execution paths needs."""
 
+import inspect
 from typing import Any
 
 from torch_geometric.data import Data, HeteroData
@@ -8,8 +9,8 @@ from torch_geometric.transforms import BaseTransform
 
 from ..._progress import LARGE, progress
 from ...ops._numbers import check_flag
-from ...transforms.group_sizes import GroupSizes
-from ...transforms.to_csr import ToCSR, check_no_data
+from ...transforms.group_sizes import STRATEGIES, GroupSizes
+from ...transforms.to_csr import ToCSR, check_data, check_no_data
 from .transform import ExecutionPaths
 
 
@@ -49,6 +50,13 @@ class Prepare(BaseTransform):
     ) -> None:
         check_no_data('Prepare(num_layers)', num_layers)
         check_flag('keep_edge_index', keep_edge_index)
+        unknown = sorted(kwargs.keys() - inspect.signature(ExecutionPaths).parameters.keys())
+        if unknown:
+            raise TypeError(f'Prepare got unexpected arguments {unknown}')
+        if group_sizes is not None and group_sizes not in STRATEGIES:
+            raise ValueError(
+                f"'group_sizes' must be one of {(*STRATEGIES, None)}, got {group_sizes!r}"
+            )
         paths = ExecutionPaths(num_layers, mask, **kwargs)
         # Nobody needs the list of a graph that does not stay.
         keep_edge_index = keep_edge_index and paths.options['keep_graph']
@@ -58,6 +66,7 @@ class Prepare(BaseTransform):
         self._prepared: list[str] = []
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
+        check_data(data)
         for transform in progress(self.transforms, 'Prepare', shown=data.num_edges >= LARGE):
             data = transform.forward(data)  # `transform(data)` would keep its input alive
         self._prepared = [repr(path) for path in data.execution_paths]

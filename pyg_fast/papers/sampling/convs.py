@@ -17,11 +17,13 @@ from ...graph.gcn_norm import GCNNorm
 from ...graph.graph import graph_of
 from ...graph.prepared_graph import list_of
 from ...nn._aggregated import AggregatedInput
+from ...nn._explain import check_edges
 from ...nn._layer import Mixin, autocast_dtype
 from ...nn._modules import is_plain_linear
 from ...nn._reduce import Neighbours
 from ...nn.gcn import check_rows, check_weight, listed_norm
 from ...ops._checks import check_device
+from ...ops._numbers import check_number
 from ...ops.cbsr import CBSR
 from ...ops.linear_product import aggregates_first, takes_gradient
 from ...ops.product import Quantized, product, quantized
@@ -45,8 +47,8 @@ class _Sampled(Mixin):
     _is_exact = False
 
     def _set_sampling(self, num_samples: int, strategy: str, sample: str, quantize: bool) -> None:
-        most = isinstance(num_samples, int) and num_samples > MOST_SAMPLES
-        check_sampling(MOST_SAMPLES if most else num_samples, strategy)
+        check_number('num_samples', num_samples, 1)
+        check_sampling(min(num_samples, MOST_SAMPLES), strategy)
         if sample not in SAMPLE:
             raise ValueError(f"'sample' must be one of {SAMPLE}, got {sample!r}")
         if not isinstance(quantize, bool):
@@ -101,11 +103,8 @@ class _Sampled(Mixin):
         PyG's code cannot do."""
         if not self._samples() or self._explain or self._scales_sums():
             return None
-        if (
-            not isinstance(edge_index, Tensor)
-            or isinstance(edge_index, SparseTensor)
-            or is_torch_sparse_tensor(edge_index)
-        ):
+        check_edges(edge_index)
+        if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
             raise NotImplementedError(
                 f'{type(self).__name__} cannot sample the edges of this input, which runs '
                 "PyG's own code, from a sparse matrix: pass an 'edge_index', or sample='never'"

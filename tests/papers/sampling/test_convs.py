@@ -1073,7 +1073,7 @@ def test_bad_options(kind: str) -> None:
     for num_samples in (1, 4096, 4097, 10**6):
         assert build(num_samples).num_samples == num_samples
     for num_samples in (0, -1):
-        with pytest.raises(ValueError, match="'num_samples' must be 1 to 4096"):
+        with pytest.raises(ValueError, match="'num_samples' must be at least 1, got"):
             build(num_samples)
     for num_samples in (3.0, '3', None, True):
         with pytest.raises(TypeError, match="'num_samples' must be an integer"):

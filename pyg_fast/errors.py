@@ -1,0 +1,37 @@
+"""The classes of errors about arguments.
+
+Each is also of the class that PyG or torch raises for the same mistake, so that an :obj:`except`
+written for them still works. Most other errors about arguments are plain :class:`TypeError`,
+:class:`ValueError` and :class:`IndexError`; :doc:`/troubleshooting` has the cure for every text.
+"""
+
+
+class ShapeError(ValueError, RuntimeError):
+    """A shape that does not fit: also a :class:`RuntimeError`, as torch raises for one."""
+
+
+class DtypeError(TypeError, RuntimeError):
+    """A dtype that does not fit: also a :class:`RuntimeError`, as torch raises for one."""
+
+
+class DeviceError(ValueError, RuntimeError):
+    """A tensor on another device: also a :class:`RuntimeError`, as torch raises for one."""
+
+
+class EdgesError(TypeError, ValueError):
+    """An object that holds no edges: also a :class:`ValueError`, as PyG raises for one."""
+
+
+class OptionError(ValueError, AssertionError, RuntimeError):
+    """An argument for which a layer lacks an option, or the other way round: also an
+    :class:`AssertionError` or a :class:`RuntimeError`, as PyG's layers raise without text."""
+
+
+class PaddingError(ValueError):
+    """The padding of a batch changes the results of a layer, which a captured step must leave
+    out."""
+
+
+__all__ = [
+    'DeviceError', 'DtypeError', 'EdgesError', 'OptionError', 'PaddingError', 'ShapeError',
+]  # fmt: skip
