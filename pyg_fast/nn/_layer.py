@@ -17,7 +17,7 @@ from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ._checks import what_is, why_not_layer
 from ._explain import EXPLAINED, explain, naming_options
-from ._modules import PYGS, note_propagate
+from ._modules import EDGE_UPDATER, PROPAGATE, PYGS, note_propagate
 
 ModuleT = TypeVar('ModuleT', bound=Module)
 P = ParamSpec('P')
@@ -240,9 +240,9 @@ class Fused(FusedLayer):
         note_propagate(cls.propagate, cls.edge_updater)
         # Otherwise the base's compiled `propagate` would count as the original one.
         if PYGS[cls.propagate]:
-            cls._orig_propagate = MessagePassing.propagate
+            cls._orig_propagate = PROPAGATE
         if PYGS[cls.edge_updater]:
-            cls._orig_edge_updater = MessagePassing.edge_updater
+            cls._orig_edge_updater = EDGE_UPDATER
 
 
 def recast(module: Module, cls: type[ModuleT]) -> ModuleT:

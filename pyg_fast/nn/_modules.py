@@ -26,8 +26,12 @@ HOOKS = tuple(
 )
 hooks_of = itemgetter(*HOOKS)
 _COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
+# PyG's Python code: a plain `MessagePassing()` replaces both, for all classes, by what a template
+# makes for it, which takes no arguments of others.
+PROPAGATE = MessagePassing.__dict__.get('_orig_propagate', MessagePassing.propagate)
+EDGE_UPDATER = MessagePassing.__dict__.get('_orig_edge_updater', MessagePassing.edge_updater)
 # Whether a `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
-PYGS: dict[object, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
+PYGS: dict[object, bool] = {PROPAGATE: True, EDGE_UPDATER: True}
 
 
 def allow_propagate(function: object) -> None:

@@ -48,12 +48,10 @@ from ._explain import check_edge_rows
 from ._layer import FusedLayer, check_exported, edges_for_pyg, in_int64, with_own_code
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
-from ._modules import HOOKS
+from ._modules import HOOKS, PROPAGATE
 from ._reduce import combined
 
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
-
-_PYTHON_PROPAGATE = MessagePassing.propagate
 
 
 def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, object]:
@@ -108,7 +106,7 @@ def _runs_python(cls: type) -> bool:
         for base in cls.__mro__
         if 'propagate' in base.__dict__ and not issubclass(base, FusedPropagate)
     ]
-    return found[0] is _PYTHON_PROPAGATE
+    return found[0] in (PROPAGATE, MessagePassing.propagate)
 
 
 class FusedPropagate(FusedLayer):
@@ -157,7 +155,8 @@ class FusedPropagate(FusedLayer):
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:
         """The `propagate` that the class replaces."""
-        return super().propagate
+        found = super().propagate
+        return PROPAGATE if found is MessagePassing.propagate else found
 
     def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
@@ -167,7 +166,7 @@ class FusedPropagate(FusedLayer):
                 return out
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
-            return super().propagate(edge_index, size=size, **kwargs)
+            return self._fused_replaced()(self, edge_index, size=size, **kwargs)
         own = self.__dict__
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
@@ -196,7 +195,7 @@ class FusedPropagate(FusedLayer):
                 return out
             if self.flow != 'source_to_target':
                 kwargs = _pairs_of(self, kwargs)
-            return super().propagate(edge_index, size=size, **kwargs)
+            return self._fused_replaced()(self, edge_index, size=size, **kwargs)
         try:
             out = self._kernel(edge_index, size, kwargs)
             self._fused_note('')
@@ -213,7 +212,7 @@ class FusedPropagate(FusedLayer):
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
-        return super().propagate(edges_for_pyg(edge_index), size=size, **kwargs)
+        return self._fused_replaced()(self, edges_for_pyg(edge_index), size=size, **kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
         """The result of :meth:`propagate`, or :class:`Fallback`."""
@@ -326,7 +325,7 @@ def why_never(conv: MessagePassing) -> str | None:
     if issubclass(cls, FusedPropagate):
         replaced = cls._fused_replaced()
     elif forwards_propagate(cls) and conv.flow == 'source_to_target':
-        replaced = _PYTHON_PROPAGATE
+        replaced = PROPAGATE
     return why_never_message(conv, conv.aggr_module, reads, replaced)
 
 
@@ -622,7 +621,7 @@ class _FusedBelow(FusedPropagate, MessagePassing):
             return super().propagate(edge_index, size, **kwargs)
         # Of a pair PyG's Python code takes the second for sources then.
         self._fused_note('its propagate is overridden')
-        return _PYTHON_PROPAGATE(self, edges_for_pyg(edge_index), size, **kwargs)
+        return PROPAGATE(self, edges_for_pyg(edge_index), size, **kwargs)
 
 
 _classes: dict[type, type[FusedPropagate]] = {}
@@ -652,7 +651,7 @@ def _scripted_class(cls: type[MessagePassing]) -> type[MessagePassing]:
     body = {
         '__module__': cls.__module__,
         '__jit_unused_properties__': ['plan'],
-        'propagate': _PYTHON_PROPAGATE,
+        'propagate': PROPAGATE,
         '_set_jittable_templates': MessagePassing._set_jittable_templates,
     }
     return type(f'Scripted{cls.__name__}', (cls,), body)

@@ -788,6 +788,22 @@ def of_pairs(base: type, **kwargs: Any) -> Any:
     return Layer(**kwargs)
 
 
+def test_after_a_plain_message_passing(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `MessagePassing()` replaces `MessagePassing.propagate` by what takes its arguments alone."""
+
+    class Sorted(FusedMessagePassing):
+        def message(self, x_j: Tensor) -> Tensor:  # PyG's code runs it.
+            return x_j.sort(0)[0]
+
+    layer, x, edges = Sorted(), torch.randn(N, F, device=device), graph(device)
+    expected = layer.propagate(edges, x=x)
+    monkeypatch.setattr(MessagePassing, 'propagate', lambda self, edge_index, size=None: None)
+    assert torch.equal(layer.propagate(edges, x=x), expected)
+    assert why_pygs(layer)
+
+
 @pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
 def test_pairs_in_both_flows(device: torch.device, flow: str) -> None:
     """As PyG's template takes them, which every layer of PyG compiles."""
