@@ -29,7 +29,7 @@ from ._harness import Bench, Cell, Option, Result
 from ._published_inputs import KINDS, Inputs, Published
 from ._published_layers import LAYERS
 from .hubs import Hub
-from .layers import COMPILED, KINK, PYG, compiled, step_error, steps, warm
+from .layers import COMPILED, KINK, OURS_COMPILED, PYG, compiled, step_error, steps, warm
 
 OURS = 'ours'
 GOAL = 0.97  # of PyG's time over ours
@@ -90,9 +90,12 @@ class Case:
         layer = copy.deepcopy(self.layer).to(dtype)
         if name == OURS:
             layer = self.accelerated = pyg_fast.accelerate(layer)
+        elif name == OURS_COMPILED:  # Another backend would compile PyG's code.
+            layer = pyg_fast.compile(layer)
         given = tuple(self.inputs.of(self.published.inputs.split(), dtype))
         leaves = [*(t for t in given if t.requires_grad), *layer.parameters()]
-        return warm(steps(compiled(name, layer), [given], leaves, self.grad.to(dtype)))
+        run = layer if name in (OURS, OURS_COMPILED) else compiled(name, layer)
+        return warm(steps(run, [given], leaves, self.grad.to(dtype)))
 
     @property
     def runs(self) -> str:
@@ -185,7 +188,7 @@ def ratios(times: dict[str, list[float]], again: Sequence[float]) -> dict[str, f
 def run_cell(bench: Bench, size: str, name: str, inputs: Inputs) -> None:
     case = Case(LAYERS[name], inputs)
     eager = bench.args.eager_only or bench.quick
-    names = [OURS] if bench.turns else [OURS, PYG, *[COMPILED] * (not eager)]
+    names = [OURS] if bench.turns else [OURS, PYG, *[OURS_COMPILED, COMPILED] * (not eager)]
     made: dict[str, Callable[[], Any]] = {}
     results: dict[str, Result] = {}
     for each in names:
@@ -202,7 +205,9 @@ def run_cell(bench: Bench, size: str, name: str, inputs: Inputs) -> None:
             _harness.free(bench.cuda)
     facts: dict[str, Any] = {}
     if PYG in made:
-        results[OURS].error = case.checked(made[OURS](), made[PYG]())
+        for each in (OURS, OURS_COMPILED):
+            if each in made:
+                results[each].error = case.checked(made[each](), made[PYG]())
     for _ in range(ATTEMPTS if made else 0):
         times, again = rounds(made, bench)
         for each, values in times.items():
@@ -219,7 +224,8 @@ def run_cell(bench: Bench, size: str, name: str, inputs: Inputs) -> None:
     rivals = [each for each in (PYG, COMPILED) if each in names]
     bench.add(
         f'A training step, {size}', name, inputs.x.size(1), results, ours=OURS, rivals=rivals,
-        label='channels', facts=facts, memory=True)
+        label='channels', facts=facts, memory=True,
+        pairs=[(OURS_COMPILED, COMPILED)] * (COMPILED in names))
     torch._dynamo.reset()
     _harness.free(bench.cuda)
 

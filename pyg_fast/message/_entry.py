@@ -101,7 +101,8 @@ def _entry(
             lifted = torch.ops.pyg_fast_message.row(value, nodes.size(0), name)
         else:
             lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
-        if role != 'edge' and -lifted.dim() < node_dim != 0:
+        is_moved = role != 'edge' or f'moved {name}' in structure
+        if is_moved and -lifted.dim() < node_dim != 0:
             lifted = lifted.movedim(0, node_dim)
         name, _, part = name.partition('.')
         if part:
@@ -546,7 +547,8 @@ class Entry:
                 `aggr` takes) and name of the argument.
             other: All other arguments.
             structure: Which of `index`, `edge_index`, `edge_index_i`, `edge_index_j`, `size_i` and
-                `dim_size` the message or `aggr` takes; and `target_to_source` for this flow.
+                `dim_size` the message or `aggr` takes; `target_to_source` for this flow; and
+                `moved` with the name of an input of edges that had them at `node_dim`.
             aggr: What aggregates in place of `reduces`.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.

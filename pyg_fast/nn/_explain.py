@@ -112,6 +112,8 @@ def _explain_options(
     dropout, aggr = given.get('dropout', 0.0), given.get('aggr')
     if not isinstance(dropout, (int, float)):
         raise TypeError(f"'dropout' must be a number, got {type(dropout).__name__}") from error
+    if str(error).startswith("'aggr' must"):
+        return
     parts = aggr if isinstance(aggr, (tuple, list)) else (aggr,)
     is_known = all(part is None or isinstance(part, (str, Aggregation)) for part in parts)
     if not is_known or (aggr is not None and str(error).startswith(f'Could not resolve {aggr!r}')):
@@ -201,7 +203,7 @@ def _find_mistake(
                 "'x' must have shape [num_nodes, in_channels], since attention takes no several "
                 f'features of one graph, got {list(x.shape)}'
             )
-        _check_by_text(given, text)
+        _check_by_text(conv, given, text)
     except (IndexError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
@@ -354,7 +356,7 @@ def _check_dicts(conv: Any, given: Mapping[str, object]) -> None:
                 )
 
 
-def _check_by_text(given: Mapping[str, object], text: str) -> None:
+def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     """Raises for the argument that an error of torch speaks of, by its type or its shape."""
     found = re.search(_NO_TENSOR, text)
     if found is not None:
@@ -378,6 +380,8 @@ def _check_by_text(given: Mapping[str, object], text: str) -> None:
     if found is None:
         return
     columns, wanted = int(found[1]), int(found[2])
+    if all(wanted not in weight.shape for weight in conv.parameters()):
+        return  # It is no parameter that does not fit.
     for name, value in tensors.items():
         if value.size(-1) == columns:
             raise ShapeError(

@@ -89,13 +89,14 @@ def _with_plain_list(
     return x, edge_index, *more
 
 
-def _width(kwargs: dict[str, object]) -> int:
-    """The most numbers of a row of the inputs."""
+def _width(node_dim: int, kwargs: dict[str, object]) -> int:
+    """The most numbers of a node or an edge in the inputs."""
     width = 1
     for value in kwargs.values():
         for x in value if isinstance(value, tuple) else (value,):
-            if isinstance(x, Tensor) and x.dim() > 1 and x.size(0) > 0:
-                width = max(width, x.numel() // x.size(0))
+            if isinstance(x, Tensor) and x.dim() > 1 and x.numel() > 0:
+                rows = x.size(node_dim if -x.dim() < node_dim < 0 else 0)
+                width = max(width, x.numel() // rows)
     return width
 
 
@@ -115,6 +116,7 @@ class FusedPropagate(FusedLayer):
 
     strict: bool = False
     _fused_own: ClassVar[tuple[str, ...]] = OWN
+    _fused_python: ClassVar[bool] = False  # whether it replaces PyG's Python code
     _marks: Marks | None = None  # None: PyG's code in compiled code
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -155,8 +157,13 @@ class FusedPropagate(FusedLayer):
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:
         """The `propagate` that the class replaces."""
-        found = super().propagate
-        return PROPAGATE if found is MessagePassing.propagate else found
+        return super().propagate
+
+    def _fused_pygs(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
+        """The result of the `propagate` that the class replaces."""
+        if self._fused_python:
+            return PROPAGATE(self, edge_index, size=size, **kwargs)
+        return super().propagate(edge_index, size=size, **kwargs)
 
     def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
@@ -166,11 +173,11 @@ class FusedPropagate(FusedLayer):
                 return out
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
-            return self._fused_replaced()(self, edge_index, size=size, **kwargs)
+            return self._fused_pygs(edge_index, size, kwargs)
         own = self.__dict__
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
-            own['_width'] = _width(kwargs)
+            own['_width'] = _width(self.node_dim, kwargs)
         reason, plain = None, edge_index
         # PyG's code takes longer for one. A prepared graph has no list yet.
         if has_list(edge_index):
@@ -195,7 +202,7 @@ class FusedPropagate(FusedLayer):
                 return out
             if self.flow != 'source_to_target':
                 kwargs = _pairs_of(self, kwargs)
-            return self._fused_replaced()(self, edge_index, size=size, **kwargs)
+            return self._fused_pygs(edge_index, size, kwargs)
         try:
             out = self._kernel(edge_index, size, kwargs)
             self._fused_note('')
@@ -212,7 +219,7 @@ class FusedPropagate(FusedLayer):
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
-        return self._fused_replaced()(self, edges_for_pyg(edge_index), size=size, **kwargs)
+        return self._fused_pygs(edges_for_pyg(edge_index), size, kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
         """The result of :meth:`propagate`, or :class:`Fallback`."""
@@ -294,6 +301,8 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         ...     def message(self, x_i, x_j):
         ...         return torch.sigmoid(x_i + x_j) * x_j
     """
+
+    _fused_python: ClassVar[bool] = True
 
     def __init__(
         self, aggr: Aggregation = 'sum', *, strict: bool = False, **kwargs: object
@@ -411,7 +420,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     reason = why_not(conv, edge_index, aggr, names.refused)
     if reason is not None:
         raise Fallback(reason)
-    inputs, other, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
+    inputs, other, moved, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
     inputs = _unwritten(conv, inputs)
     if not names.reads_sources and not any(role == 'src' for role, _ in inputs):
         edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
@@ -432,7 +441,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     aggregate = (conv.aggregate, names.of_message, names.of_aggregate) if captures else None
     node_dim = conv.node_dim
     outs, container = entry(
-        conv.message, graph, reduces, inputs, other, names.structure, aggregate, node_dim,
+        conv.message, graph, reduces, inputs, other, names.structure + moved, aggregate, node_dim,
         None if conv.strict else edge_index.size(1),
         conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
@@ -462,9 +471,9 @@ def _collect(
     size: Size,
     kwargs: dict[str, object],
     names: Arguments,
-) -> tuple[_Inputs, dict[str, object], tuple[int, int]]:
-    """The arguments of a message: tensors of nodes and edges by role and name, others by name; and
-    the numbers of sources and destinations.
+) -> tuple[_Inputs, dict[str, object], tuple[str, ...], tuple[int, int]]:
+    """The arguments of a message: tensors of nodes and edges by role and name, others by name; what
+    :func:`_collect_batched` returns; and the numbers of sources and destinations.
 
     Raises:
         Fallback: If PyG's code must run.
@@ -500,10 +509,26 @@ def _collect(
                 inputs['row', name] = x
                 del other[name]
     _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
+    moved = _collect_batched(node_dim, num_edges, inputs, other)
     if not inputs:
         raise Fallback('no input of nodes or edges')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
-    return inputs, other, (num_src, num_dst)
+    return inputs, other, moved, (num_src, num_dst)
+
+
+def _collect_batched(
+    node_dim: int, num_edges: int, inputs: _Inputs, other: dict[str, object]
+) -> tuple[str, ...]:
+    """Makes inputs of tensors that have edges at `node_dim`, behind other dimensions, and returns
+    what tells the entry that they were moved."""
+    found = [
+        name for name, value in other.items()
+        if isinstance(value, Tensor) and -value.dim() < node_dim < 0
+        and value.size(node_dim) == num_edges
+    ]  # fmt: skip
+    for name in found:
+        inputs['edge', name] = other.pop(name).movedim(node_dim, 0)  # type: ignore[attr-defined]
+    return tuple([f'moved {name}' for name in found])
 
 
 def _collect_ends(
@@ -615,6 +640,8 @@ def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: o
 class _FusedBelow(FusedPropagate, MessagePassing):
     """What stands after a class whose own `propagate` calls `super().propagate`, which is then
     fused."""
+
+    _fused_python: ClassVar[bool] = True
 
     def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
         if self.flow == 'source_to_target':

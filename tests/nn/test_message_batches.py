@@ -47,6 +47,11 @@ class Score(Layer):
         return torch.sigmoid(score) * x_j * edge_attr
 
 
+class Joined(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return torch.tanh(self.both(torch.cat([x_j, x_i], -1)) + edge_attr)
+
+
 class Heads(Layer):
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         q, k = (x.view(*x.shape[:-1], 2, F // 2) for x in (x_i, x_j))
@@ -98,12 +103,15 @@ def inputs(num_parts: int, num_nodes: int, *more: int, num_edges: int = E) -> li
     return [x, edge_index, weight]
 
 
-def check(conv: Layer, num_parts: int, num_nodes: int, *more: int) -> str:
+def check(
+    conv: Layer, num_parts: int, num_nodes: int, *more: int, edge_attr: Tensor | None = None
+) -> str:
     """Compares results and gradients; returns why PyG's code ran."""
     torch.manual_seed(0)
     theirs = conv.double()
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
     x, edge_index, weight = inputs(num_parts, num_nodes, *more)
+    weight = weight if edge_attr is None else edge_attr
     found = []
     for layer in (theirs, ours):
         out = layer(x, edge_index, weight)
@@ -120,6 +128,16 @@ def check(conv: Layer, num_parts: int, num_nodes: int, *more: int) -> str:
 def test_taken(cls: type[Layer], aggr: str) -> None:
     for sizes in ((3, 50), (1, 50), (50, 50), (2, E)):
         assert check(cls(-2, aggr), *sizes) == ''
+
+
+@pytest.mark.parametrize('num_parts', [1, 3])
+@pytest.mark.parametrize('cls', [Score, Joined])
+def test_features_of_edges_in_each_part(cls: type[Layer], num_parts: int) -> None:
+    edge_attr = torch.randn(num_parts, E, F, dtype=torch.float64, requires_grad=True)
+    assert check(cls(-2, 'mean'), num_parts, 50, edge_attr=edge_attr) == ''
+    alike = torch.randn(1, E, F, dtype=torch.float64, requires_grad=True)
+    for edge_attr in (alike, alike.expand(num_parts, -1, -1)):
+        assert check(cls(-2, 'max'), num_parts, 50, edge_attr=edge_attr) == ''
 
 
 @pytest.mark.parametrize('cls', [Map, Matrices, Score])

@@ -791,7 +791,7 @@ def of_pairs(base: type, **kwargs: Any) -> Any:
 def test_after_a_plain_message_passing(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A `MessagePassing()` replaces `MessagePassing.propagate` by what takes its arguments alone."""
+    """`MessagePassing()` replaces `MessagePassing.propagate` by what takes its arguments alone."""
 
     class Sorted(FusedMessagePassing):
         def message(self, x_j: Tensor) -> Tensor:  # PyG's code runs it.

@@ -40,7 +40,7 @@ def given_k(k: int | None | Omitted, cls: type) -> int | None:
         warnings.warn(
             f"{cls.__name__} without 'k' applies no MaxK, and will be an error in the next "
             'release: give the number of features to keep by name, such as k=8, or k=None for none',
-            FutureWarning, stacklevel=3,
+            FutureWarning, stacklevel=4,  # of who calls the constructor, which names its options
         )  # fmt: skip
         return None
     return k
