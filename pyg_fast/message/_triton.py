@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from ._generator import INNER, MAX_HELD, MAX_TILES, Generator, block_of
-from ._ir import NODES, SOFTMAX_ROLES, Load, Program, Refused
+from ._ir import NODES, POINTWISE, SOFTMAX_ROLES, Load, Program, Refused
 from ._pieces import GROUP, GROUPS, OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
 from ._values import EDGES, ROUNDED_ADD, ROW_OF_TABLE, Block, Index, next_power_of_two, sum_text
 
@@ -53,6 +53,10 @@ class Source(NamedTuple):
 
 
 _GRADIENTS = ('grad',), ('picked',)  # roles of loads
+# Operations that read one number of each argument for a number of their value.
+_BY_PLACE = {
+    *POINTWISE, 'load', 'const', 'cast', 'slice', 'cat', 'lookup', 'detach', 'keep', 'view',
+}  # fmt: skip
 
 
 def choose_axes(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
@@ -156,9 +160,10 @@ def _result_places(gen: Generator, out: Out) -> list[tuple[tuple[Index, ...], st
     if known is not None:
         return [(known, '')]
     if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
-        # In tiles only if another axis is left for sums.
+        # In tiles only if another axis is left for sums, or there are none.
         in_tiles = out.kind == 'edge' and len([n for n in shape if n != 1]) < gen.rank
-        tiles = gen.tile_places(shape) if in_tiles else []
+        by_place = all(gen.program[at].op in _BY_PLACE for at in gen.program.reachable([out.at]))
+        tiles = gen.tile_places(shape) if in_tiles or by_place else []
         return tiles or [(index, '') for index in _unroll_places(gen, shape)]
     try:
         return [(gen.out_index(shape), '')]

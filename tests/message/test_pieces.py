@@ -225,6 +225,21 @@ class AttendsAndMore(Plain):
         return self.lin(w) + softmax(score, index, num_nodes=size_i) * x_j
 
 
+class Rotates(Plain):
+    """Values of edges and a parameter that are half as wide as the result."""
+
+    def __init__(self, aggr: Any) -> None:
+        super().__init__(aggr)
+        self.phase = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor, edge_index: Tensor, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w[:, :3])
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:  # type: ignore[override]
+        (a, b), angle = x_j.chunk(2, -1), w + self.phase
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
 LAYERS = [
     *((Plain, aggr) for aggr in ('sum', 'mean', 'max', 'min', 'var', ['mean', 'max', 'std'])),
     (Attends, 'sum'), (Attends, 'mean'), (AttendsAndMore, 'sum'), (AttendsAndMore, 'max'),
@@ -251,7 +266,10 @@ def training(conv: Any, x: Tensor, edges: Any, w: Tensor, weight: Tensor | None)
     return [out.detach(), *(grad for grad in grads if grad is not None)]
 
 
-@of_layer
+@pytest.mark.parametrize(
+    ('kind', 'aggr'), [*LAYERS, (Rotates, 'sum'), (Rotates, 'max')],
+    ids=lambda x: x.__name__ if isinstance(x, type) else str(x),
+)  # fmt: skip
 def test_training_by_numpy(kind: type, aggr: Any) -> None:
     """Both passes of CUDA, with hubs of all edges and of half."""
     conv = kind(aggr).double()
