@@ -59,6 +59,17 @@ class Angles(MessagePassing):
         return torch.atan2(x_i, x_j) + bounded.acos() * bounded.asin() + torch.atan(x_j)
 
 
+class Rotates(MessagePassing):
+    """Values of edges that are half as wide as the result."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, angle: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, angle=angle)
+
+    def message(self, x_j: Tensor, angle: Tensor) -> Tensor:
+        (a, b), cos, sin = x_j.chunk(2, -1), angle.cos(), angle.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
 LAYERS = {
     'ResGated': lambda: pyg.ResGatedGraphConv(64, 64),
     'GINE': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=16),
@@ -76,6 +87,7 @@ LAYERS = {
     'Drops': Drops,
     'Residual': Residual,
     'Angles': Angles,
+    'Rotates': Rotates,
 }
 
 
@@ -90,6 +102,7 @@ def plan_of(name: str) -> Plan:
     x = torch.rand(9, 16 if 'narrow' in name else 64)
     edges = torch.randint(9, (2, 30))
     widths = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24, 'Transformer, edges': 16}
+    widths['Rotates'] = 32
     if name == 'PointTransformer':
         conv(x, torch.rand(9, 3), edges)
     elif name == 'RGAT':
@@ -188,6 +201,10 @@ def test_edge_features_are_mapped_for_heads_at_once() -> None:
     forward, *_, backward, _ = (recipe.source.text for recipe in recipes('GATv2, edges of 16'))
     assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=1\)', forward)
     assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=0\)', backward)
+
+
+def test_channels_of_a_narrow_gradient_are_side_by_side() -> None:
+    assert all(recipe.source.text.count('tl.cos(') <= 3 for recipe in recipes('Rotates'))
 
 
 def test_values_for_a_later_pass_are_not_computed_again() -> None:
