@@ -19,6 +19,7 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.nn import message_passing
+from tests._captures import captured
 from tests._compiled import Backend
 from tests._report import plan_of, runs_in_blocks, why_pygs
 from tests.message._by_numpy import by_numpy
@@ -291,6 +292,27 @@ class Mesh(MessagePassing):
 def test_outputs_of_edges(x: Tensor, device: torch.device) -> None:
     torch.manual_seed(1)
     check(Mesh(16), [x, edges(), torch.randn(E, 16)], device)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('num_edges', [E, 300_000])
+def test_cuda_graph(dtype: torch.dtype, num_edges: int, device: torch.device) -> None:
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    layer = pyg_fast.accelerate(Mesh(64)).to(device, dtype)
+    index = edges(1_000, num_edges).to(device)
+    leaves = [torch.randn(n, 64, device=device, dtype=dtype) for n in (1_000, num_edges)]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+
+    def step() -> tuple[Tensor, ...]:
+        outs = layer(leaves[0], index, leaves[1])
+        return (*outs, *torch.autograd.grad([out.square().sum() for out in outs], leaves))
+
+    replay, found = captured(step, warm_ups=3)
+    with torch.no_grad():
+        leaves[1].copy_(torch.randn_like(leaves[1]))
+    replay()
+    torch.testing.assert_close(found, step())
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
