@@ -22,6 +22,7 @@ from . import (
     _harness,
     _plots,
     compiled,
+    edge_mlp,
     gat,
     hubs,
     layers,
@@ -140,6 +141,12 @@ HUBS = [
 MESSAGES = Timed(
     'A training step of layers with a message of their own', 'message', 'step', layers.PREPARED,
     [layers.PYG], [layers.PLAIN], 'channels')
+EDGE_MLPS = [
+    Timed(title, 'edge-mlp', title, layers.PREPARED, layers.RIVALS,
+          [layers.PLAIN, layers.OURS_COMPILED, edge_mlp.OURS_REDUCED, layers.OURS_CAPTURED],
+          'channels')
+    for title in (*(f'A step, {precision}' for precision in edge_mlp.PRECISIONS),
+                  *(f'A step, highest, {graph}' for graph in ('Computers', 'tolokers')))]
 COMPILED = [
     Timed(title, 'compiled', title, layers.PLAIN, compiled.RIVALS, width='channels')
     for size in compiled.SIZES for title in [f'A compiled training step, {size}']]
@@ -203,6 +210,10 @@ SYSTEMS = (
     System(
         'Layers of your own', 'The message of each layer as one generated kernel: '
         '[Write your own layer](../systems/messages.rst).', [MESSAGES]),
+    System(
+        'An MLP of each edge', 'Layers whose message is an MLP, as one kernel over tiles of edges: '
+        '[Write your own layer](../systems/messages.rst). Products of float32 as exact as float32 '
+        '(`highest`) or not (`high`), or bfloat16.', EDGE_MLPS),
     System(
         'Compiled models', '`pyg_fast.compile` beside `torch.compile`, on a plain `edge_index`: '
         '[Compile, export and CUDA graphs](../systems/compile.rst).', COMPILED),
