@@ -18,6 +18,7 @@ from .nn import (
 )
 from .nn._layer import FusedModule
 from .nn.message_passing import fused_class, why_never
+from .ops._numbers import check_flag
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -79,8 +80,7 @@ def accelerate(
             'sorted once by data = pyg_fast.transforms.ToCSR()(data)'
         )
     for name, value in (('verbose', verbose), ('strict', strict)):
-        if not isinstance(value, (bool, int)):
-            raise TypeError(f"'{name}' must be a bool, got {type(value).__name__}")
+        check_flag(name, value)
     layers = list(_layers(model))
     reports = AccelerateReport(report for _, report in layers)
     if strict:

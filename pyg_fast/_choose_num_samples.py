@@ -23,6 +23,7 @@ from ._scores import (
     least_that_holds,
     score_of,
 )
+from .ops._numbers import check_flag
 from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from .papers.sampling import SampledGCNConv, SampledSAGEConv
 
@@ -123,6 +124,7 @@ def choose_num_samples(
         >>> for row in choice.table:
         ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
+    check_flag('apply', apply)
     layers = _sampled_layers(model, strategy)
     given = None
     if candidates is not None:

@@ -16,9 +16,11 @@ from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
 from ._compiled_layers import LayerNotes
+from .errors import OptionError
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
 from .nn.message_passing import FusedPropagate
+from .ops._numbers import check_flag
 
 _WIDE = 512  # With fewer edges than pay for so many features, kernels do not run.
 
@@ -61,6 +63,7 @@ def compile(
     if isinstance(model, OptimizedModule):
         raise TypeError("'model' must not be compiled already: call pyg_fast.compile on the module")
     _check_mode(mode)
+    _check_options(options)
     model = accelerate(model)
     compiled = torch.compile(
         model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options
@@ -89,6 +92,23 @@ def _check_mode(mode: str | None) -> None:
     modes = tuple(dict.fromkeys(('default', *list_mode_options())))
     if mode not in modes:
         raise ValueError(f"'mode' must be one of {modes}, got {mode!r}")
+
+
+def _check_options(options: object) -> None:
+    """Raises unless Inductor has the options; by itself it does so at the first call only."""
+    if options is None:
+        return
+    if not isinstance(options, dict):
+        raise TypeError(
+            f"'options' must be a dictionary of Inductor's options, got {type(options).__name__}"
+        )
+    from torch._inductor import list_options
+
+    unknown = sorted(map(str, options.keys() - set(list_options())))
+    if unknown:
+        raise OptionError(
+            f"'options' must hold options that torch._inductor.list_options() names, got {unknown}"
+        )
 
 
 def _prepare_graphs(
@@ -194,7 +214,7 @@ def export(
 
     Raises:
         TypeError: If :obj:`model` is not a module, :obj:`args` not a tuple, :obj:`kwargs` not a
-            dictionary, or a graph among the arguments is prepared.
+            dictionary, an option not a bool, or a graph among the arguments is prepared.
 
     Example:
         >>> edges = torch.export.Dim('edges', max=2**30)
@@ -214,6 +234,8 @@ def export(
             f"'kwargs' must be a dictionary of inputs by name, got {type(kwargs).__name__}: inputs "
             "without a name belong into the tuple 'args'"
         )
+    check_flag('strict', strict)
+    check_flag('gradients', gradients)
     for edge_index in _graphs_in((*args, *(kwargs or {}).values())):
         raise TypeError(
             "'args' must hold plain tensors of edges, as the program will take them, got "

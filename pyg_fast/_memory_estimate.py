@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from .graph._cache import cache_of, tensors_of
 from .graph.prepared_graph import PreparedGraph
 from .nn import AggregatedInput
-from .ops._numbers import acc_dtype
+from .ops._numbers import acc_dtype, check_flag, check_number
 from .ops.path import Rows
 from .papers.paths import ExecutionPath, PathPreparedGNN
 
@@ -87,10 +87,16 @@ def memory_estimate(
         MemoryEstimate: Bytes by part, with their :obj:`total`; its :obj:`repr` is a table.
 
     Raises:
-        TypeError: If :obj:`model` is no :class:`~pyg_fast.nn.PathPreparedGNN`.
-        ValueError: If :obj:`data` has no features or not one path for each layer, or as the model's
-            call.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If :obj:`optimizer_states` is negative, :obj:`data` has no features or not one
+            path for each layer, or as the model's call.
     """
+    if not isinstance(model, PathPreparedGNN):
+        raise TypeError(f"'model' must be a PathPreparedGNN, got {type(model).__name__}")
+    if not isinstance(data, Data):
+        raise TypeError(f"'data' must be a torch_geometric.data.Data, got {type(data).__name__}")
+    check_flag('active_only', active_only)
+    check_number('optimizer_states', optimizer_states)
     x = data.get('x') if x is None else x
     paths = _check_arguments(model, data, x)
     device, edge_index = paths[0].device, data.get('edge_index')
@@ -119,9 +125,7 @@ def memory_estimate(
     )  # fmt: skip
 
 
-def _check_arguments(model: object, data: Data, x: object) -> list[ExecutionPath]:
-    if not isinstance(model, PathPreparedGNN):
-        raise TypeError(f"'model' must be a PathPreparedGNN, got {type(model).__name__}")
+def _check_arguments(model: PathPreparedGNN, data: Data, x: object) -> list[ExecutionPath]:
     if not isinstance(x, (Tensor, AggregatedInput)):
         raise ValueError(f"'data' must have features 'x', or give 'x', got {type(x).__name__}")
     paths = data.get('execution_paths')

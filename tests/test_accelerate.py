@@ -334,8 +334,9 @@ def test_verbose_of_traced_layers(capsys: pytest.CaptureFixture) -> None:
         'accelerate: the model has no MessagePassing layer',
     ]
     for option in ('verbose', 'strict'):
-        with pytest.raises(TypeError, match=f"'{option}' must be a bool, got Data"):
-            pyg_fast.accelerate(model, **{option: Data()})
+        for wrong, got in ((Data(), 'Data'), (2, '2')):
+            with pytest.raises(TypeError, match=f"'{option}' must be True or False, got {got}"):
+                pyg_fast.accelerate(model, **{option: wrong})
 
 
 def test_data_after_the_model() -> None:

@@ -371,6 +371,7 @@ def test_a_trained_model_reads_less() -> None:
         ({'candidates': [4097]}, ValueError, 'must be 1 to 4096, got 4097'),
         ({'candidates': [2.0]}, TypeError, 'must be an integer, got float'),
         ({'candidates': 8}, TypeError, "'candidates' must be a list of numbers of samp.*, got int"),
+        ({'apply': 'no'}, TypeError, "'apply' must be True or False, got str"),
         ({'metric': 'acc'}, TypeError, "'metric' must be a function, .* got str: leave it out"),
         ({'strategy': 'best'}, ValueError, "'strategy' must be one of"),
         ({'strategy': 3}, TypeError, "'strategy' must be a string"),

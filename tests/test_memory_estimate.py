@@ -170,6 +170,12 @@ def test_refuses_what_does_not_fit(device: torch.device) -> None:
     net = PathPreparedGNN('gcn', 32, 48, C, 2).to(device)
     with pytest.raises(TypeError, match="'model' must be a PathPreparedGNN, got Linear"):
         memory_estimate(torch.nn.Linear(2, 2), data)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'data' must be a torch_geometric.data.Data, got NoneType"):
+        memory_estimate(net, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'optimizer_states' must not be negative, got -1"):
+        memory_estimate(net, data, optimizer_states=-1)
+    with pytest.raises(TypeError, match="'active_only' must be True or False, got str"):
+        memory_estimate(net, data, active_only='yes')  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'data.execution_paths' must be those of 2 layers, got 3"):
         memory_estimate(net, data)
     data.x = None

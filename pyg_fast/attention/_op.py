@@ -58,6 +58,7 @@ def segment_attention(
         ValueError: If a shape or device does not fit, both :obj:`batch` and :obj:`ptr` are given,
             heads are too wide, or on a CPU :obj:`batch` is not in ascending order or :obj:`ptr`
             does not ascend from 0 to :math:`N`. On a GPU rows of such a :obj:`batch` are NaN.
+        IndexError: If on a CPU :obj:`batch` holds a negative number.
     """
     _check_rows(query, key, value)
     if batch is not None and ptr is not None:
@@ -173,6 +174,8 @@ def _forward_cpu(
             "'batch' must be in ascending order: sort the nodes by their graph, as "
             'torch_geometric.data.Batch does'
         )
+    if batch is not None and batch.size(0) > 0 and int(batch[0]) < 0:
+        raise IndexError(f"'batch' must hold numbers of graphs from 0 on, got {int(batch[0])}")
     with torch.no_grad():
         if seed is None and q.numel() > 0:
             return _composed.run_forward(q, k, v, batch, scale)

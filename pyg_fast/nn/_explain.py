@@ -16,6 +16,7 @@ from torch_geometric.nn import (
     CGConv,
     GATConv,
     GATv2Conv,
+    GCNConv,
     GINConv,
     GINEConv,
     GMMConv,
@@ -28,6 +29,7 @@ from torch_geometric.typing import SparseTensor
 from ..errors import DeviceError, DtypeError, EdgesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, raise_index_error
+from ..ops._numbers import check_share
 from ..ops.cbsr import CBSR
 
 T = TypeVar('T')
@@ -184,6 +186,8 @@ def _find_mistake(
     try:
         if conv.aggr_module is None and type(conv).aggregate is MessagePassing.aggregate:
             raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
+        _check_attributes(conv)
+        _check_size(given.get('size'), 'edge_weight' in signature.parameters)
         _check_types(conv, given, signature)
         if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
             check_edge_index(edge_index)
@@ -191,7 +195,7 @@ def _find_mistake(
             _check_nodes(conv, x, edge_index)
         wanted, argument = getattr(conv, 'in_channels', None), 'in_channels'
         if wanted is None and isinstance(conv, (GINConv, GINEConv)):
-            wanted, argument = _columns_of(conv.nn), 'nn'
+            wanted, argument = columns_of(conv.nn), 'nn'
         check_columns(x, wanted, argument)
         if 'edge_attr' in signature.parameters:
             _check_edge_attr(conv, x, given.get('edge_attr'))
@@ -209,17 +213,53 @@ def _find_mistake(
     return None
 
 
+def _check_attributes(conv: Any) -> None:
+    """Raises unless attributes that a program may have set later are what the layer takes."""
+    if isinstance(conv, (GATConv, GATv2Conv)):
+        check_share('dropout', conv.dropout)
+        slope = conv.negative_slope
+        if isinstance(slope, bool) or not isinstance(slope, (int, float)):
+            raise TypeError(f"'negative_slope' must be a number, got {type(slope).__name__}")
+    elif not isinstance(conv, GCNConv):
+        return
+    bias = conv.bias
+    if isinstance(bias, Tensor):
+        several = getattr(conv, 'concat', False)
+        wanted = conv.heads * conv.out_channels if several else conv.out_channels
+        if list(bias.shape) not in ([wanted], [1]):
+            raise ShapeError(
+                f"'bias' must have shape {[wanted]}, a number for each channel of the layer, got "
+                f'{list(bias.shape)}'
+            )
+
+
+def _weight_of(conv: Any) -> Tensor | None:
+    """A parameter whose dtype and device features should have: a matrix, or else any one."""
+    parameters = list(conv.parameters())
+    return next((each for each in parameters if each.dim() > 1), next(iter(parameters), None))
+
+
+def _check_size(size: object, takes_weights: bool) -> None:
+    if size is None or (isinstance(size, (tuple, list)) and len(size) == 2):
+        return
+    got = f'{len(size)} numbers' if isinstance(size, (tuple, list)) else type(size).__name__
+    cure = ': the layer takes no weights of edges' if not takes_weights else ''
+    raise ValueError(
+        f"'size' must be a pair of the numbers of sources and destinations, got {got}{cure}"
+    )
+
+
 def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Signature) -> None:
     """Raises unless features and edges are tensors, the features of the layer's dtype."""
     if 'edge_index' in given:
         check_edges(given['edge_index'])
-    _check_edge_weight(given.get('edge_weight'))
+    check_edge_weight(given.get('edge_weight'))
     if 'x' not in given:
         return
     x, annotation = given['x'], signature.parameters['x'].annotation
     parts = x if isinstance(x, (tuple, list)) else (x,)
     _check_features(x, parts, annotation, hasattr(conv, 'num_relations'))
-    weight = next(conv.parameters(), None)
+    weight = _weight_of(conv)
     for part in parts:
         if not isinstance(part, Tensor):
             continue
@@ -272,7 +312,7 @@ def _columns_of_edges(conv: Any) -> tuple[int, str]:
     if isinstance(conv, (CGConv, GMMConv)):
         return conv.dim, 'dim'
     if isinstance(conv, NNConv):
-        return _columns_of(conv.nn) or 0, 'nn'
+        return columns_of(conv.nn) or 0, 'nn'
     columns = getattr(lin, 'in_channels', getattr(conv, 'edge_dim', None))
     return columns or 0, 'edge_dim'  # -1: the first call tells
 
@@ -300,7 +340,7 @@ def _check_edge_attr(conv: Any, x: object, edge_attr: object) -> None:
         hasattr(conv, 'lin_edge') or hasattr(conv, 'edge_dim')
     ):  # fmt: skip
         raise OptionError("'edge_attr' must not be given to a layer without 'edge_dim'")
-    weight = next(conv.parameters(), None)
+    weight = _weight_of(conv)
     if weight is not None and (columns > 0 or edge_attr.is_floating_point()):  # Else: embedded.
         check_like_parameters('edge_attr', edge_attr, weight)
     if columns > 0 and edge_attr.shape[1:].numel() != columns:
@@ -398,7 +438,8 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     )
 
 
-def _check_edge_weight(weight: object) -> None:
+def check_edge_weight(weight: object) -> None:
+    """Raises unless weights of edges may be some, of floating-point numbers."""
     if weight is None:
         return
     if not isinstance(weight, Tensor):
@@ -454,7 +495,7 @@ def check_columns(x: object, wanted: object, argument: str = 'in_channels') -> N
             )
 
 
-def _columns_of(nn: object) -> int | None:
+def columns_of(nn: object) -> int | None:
     """The columns that a network's first linear map takes."""
     for module in nn.modules() if isinstance(nn, torch.nn.Module) else ():
         for name in ('in_features', 'in_channels'):

@@ -1,18 +1,21 @@
 """Evaluation of all nodes, layer by layer, with bounded memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList, Sequential
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import OptTensor
 
+from ..errors import ShapeError
+from ..ops._edges import check_edge_index
 from ..ops.product import raw_product
 from ..ops.row_blocks import RowBlock, column_tiles, row_blocks, tile_width
 from ..sparse.operator import SparseOperator
 from ._aggregated import AggregatedInput, AggregatesInput, stand_in
+from ._explain import check_columns, check_edge_weight, check_edges, check_input, columns_of
 from ._modules import is_plain, mixes_nodes
 
 _FEWEST_ROWS = 1024  # of a block, where memory is short
@@ -89,9 +92,11 @@ def inference(
         TypeError: If there is no such layer or one of another kind, or :obj:`max_bytes` is no
             integer.
         ValueError: If :obj:`max_bytes` is too small, with the least possible; if a module mixes
-            nodes or a layer has hooks or options that no kernel takes; if columns of :obj:`x` must
-            be copied and it is not in pinned memory.
+            nodes or a layer has hooks or options that no kernel takes; if no layer takes
+            :obj:`edge_weight`; if columns of :obj:`x` must be copied and it is not in pinned
+            memory.
     """
+    _check_arguments(layers, x, edge_index, edge_weight)
     if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
         raise TypeError(f"'max_bytes' must be an integer, got {type(max_bytes).__name__}")
     device = _device_of(layers, x) if device is None else torch.device(device)
@@ -126,6 +131,26 @@ def inference(
     return h
 
 
+def _check_arguments(layers: Any, x: object, edge_index: object, edge_weight: object) -> None:
+    several = isinstance(layers, (Sequence, ModuleList, Sequential)) and not isinstance(layers, str)
+    others = [each for each in layers if not callable(each)] if several else [layers]
+    if others:
+        name = type(others[0]).__name__
+        got = f'a list with {name}' if several else name
+        raise TypeError(
+            f"'layers' must be a list of layers, and of modules and functions between them, got "
+            f'{got}: a PathPreparedGNN has its own inference(data)'
+        )
+    check_input(x)
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        what = 'a number' if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"'x' must be a tensor with a row for each node, got {what}")
+    check_edges(edge_index)
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        check_edge_index(edge_index)
+    check_edge_weight(edge_weight)
+
+
 def _device_of(layers: Sequence[_RowFunction], x: Tensor) -> torch.device:
     for layer in layers:
         if isinstance(layer, Module):
@@ -148,11 +173,15 @@ def _stack(
 ) -> tuple[list[_RowFunction], list[_Layer]]:
     """What precedes the first layer, and the layers."""
     first, convs = _by_layer(layers)
+    if edge_weight is not None and not any(conv._takes_edge_weight for conv, _ in convs):
+        kinds = sorted({type(conv).__name__ for conv, _ in convs})
+        raise ValueError(f"'edge_weight' is not supported by {', '.join(kinds)}")
     sample = x[:0]
     for function in first:
         sample = function(sample)
-    stack = []
+    stack: list[_Layer] = []
     for conv, after in convs:
+        _check_width(layers, conv, sample, is_x=not first and not stack)
         on = stand_in(sample.new_empty(x.size(0), 0, device=edge_index.device), edge_index)
         described = conv._input_plan(on, edge_index, edge_weight)
         if described is None:
@@ -173,6 +202,22 @@ def _stack(
         ))  # fmt: skip
         sample = out
     return first, stack
+
+
+def _check_width(
+    layers: Sequence[_RowFunction], conv: AggregatesInput, sample: Tensor, is_x: bool
+) -> None:
+    """Raises unless what stands before a layer gives as many columns as it takes."""
+    wanted = getattr(conv, 'in_channels', None) or columns_of(getattr(conv, 'nn', None))
+    wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+    if is_x:
+        check_columns(sample, wanted)
+    if sample.dim() != 2 or (isinstance(wanted, int) and 0 < wanted != sample.size(1)):
+        k = next(k for k, each in enumerate(layers) if each is conv)
+        raise ShapeError(
+            f"'layers[{k}]' must take the features that it gets, of shape [num_nodes, {wanted}], "
+            f'got {["num_nodes", *sample.shape[1:]]}'
+        )
 
 
 def _by_layer(

@@ -139,6 +139,8 @@ class _FusedAttention(Fused):
         bias = part_of(self, 'bias')
         if bias is None or bias.dtype != out_dtype:
             return None
+        if bias.size(-1) != self.heads * self.out_channels:
+            return None  # torch adds it, or says that it does not fit.
         return bias if self.concat or self.heads == 1 else None
 
     def _finished(self, out: Tensor, res: OptTensor, has_bias: bool) -> Tensor:

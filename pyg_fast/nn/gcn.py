@@ -114,7 +114,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index)
         norm = None
-        if self._fusible(x) and self._sums():
+        if self._fusible(x) and self._sums(x):
             if self._scatters(x, edge_index, edge_weight):
                 return self._scattered(x, edge_index)
             norm = self._operator(x, edge_index, edge_weight, torch.is_grad_enabled())
@@ -133,17 +133,25 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         if norm is not None and self._cached_edge_index is None:
             self._cached_edge_index = listed_norm(norm, self.flow)
 
-    def _sums(self) -> bool:
-        """Whether the layer's aggregation is a sum."""
-        aggr = part_of(self, 'aggr_module')
-        if self.aggr in ('add', 'sum') and type(aggr) is SumAggregation:
+    def _sums(self, x: Tensor | CBSR) -> bool:
+        """Whether the layer's aggregation is a sum, to which kernels can add the bias."""
+        aggr, bias = part_of(self, 'aggr_module'), part_of(self, 'bias')
+        if not (self.aggr in ('add', 'sum') and type(aggr) is SumAggregation):
+            self._fused_note(f'aggr={self.aggr!r}')
+            return False
+        if bias is None:
             return True
-        self._fused_note(f'aggr={self.aggr!r}')
+        if bias.dtype == torch.float64 != x.dtype:
+            self._fused_note('its bias is torch.float64')
+        elif bias.size(-1) != self.out_channels:
+            self._fused_note(f'its bias has shape {list(bias.shape)}')
+        else:
+            return True
         return False
 
     def _input_plan(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> InputPlan | None:
         norm = None
-        if self._fusible(x) and self._sums() and self._commutes():
+        if self._fusible(x) and self._sums(x) and self._commutes():
             norm = self._operator(x, edge_index, edge_weight, False)
         return None if norm is None else InputPlan(Plan(norm.operator), False, norm.dtype)
 

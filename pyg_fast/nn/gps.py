@@ -63,6 +63,7 @@ class FusedGPSConv(FusedModule, GPSConv):
 
     Raises:
         ValueError: If on a CPU the graphs of the nodes are not in ascending order.
+        IndexError: If on a CPU the number of a graph is negative.
     """
 
     _base = GPSConv

@@ -5,7 +5,8 @@ row (i, r) of the sums that the matrices take. No edge needs a matrix of its own
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -19,9 +20,11 @@ from torch_geometric.typing import Adj, OptTensor, PairOptTensor, Size
 from torch_geometric.utils import softmax
 
 from ..graph.graph import graph_of
+from ..graph.prepared_graph import list_of
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs
 from ..ops._checks import DTYPES
+from ..ops._edges import raise_index_error
 from ..ops._library import ops
 from ..ops.product import product
 from ..sparse.graph import Graph
@@ -66,6 +69,19 @@ def _check(
         if low < 0 or high >= conv.num_relations:  # PyG knows what to do.
             raise Fallback('relations out of range')
     return _REDUCES[type(conv.aggr_module)], kind
+
+
+@contextmanager
+def _naming_nodes(edge_index: Tensor, num_src: int, num_dst: int) -> Iterator[None]:
+    """Errors of kernels speak of pairs of a node and a relation: these are of the nodes."""
+    try:
+        yield
+    except IndexError as error:
+        try:
+            raise_index_error(list_of(edge_index), num_src, num_dst)
+        except IndexError as found:
+            raise found from error
+        raise
 
 
 def _ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +139,8 @@ def _sum(
     elif width != conv.in_channels_l:  # PyG knows what to do.
         raise Fallback(f'in_channels={conv.in_channels_l} for features of width {width}')
     edges = _Edges(edge_index, kind, num_src, num_dst, num_relations, is_id)
-    out = _way(edges, width)(edges, x_l.contiguous(), of_features, reduce == 'mean')
+    with _naming_nodes(edge_index, num_src, num_dst):
+        out = _way(edges, width)(edges, x_l.contiguous(), of_features, reduce == 'mean')
     out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
     if conv.root is not None:
         out = out + (x_r @ conv.root if x_r.is_floating_point() else conv.root[x_r])
@@ -431,7 +448,8 @@ def _attention(
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry()
-    (out,), _ = entry(conv._message, graph, (reduce,), inputs, other, ('index', 'size_i'))
+    with _naming_nodes(edge_index, num_nodes, num_nodes):
+        (out,), _ = entry(conv._message, graph, (reduce,), inputs, other, ('index', 'size_i'))
     # `forward` wants it set, and forgets it.
     conv._alpha = out.detach()
     return conv.update(out)

@@ -27,8 +27,9 @@ def check_share(name: str, number: object) -> None:
 
 def check_flag(name: str, flag: object) -> None:
     """Raises unless :obj:`flag` is a bool; 0 and 1 are allowed."""
-    if not isinstance(flag, int):
-        raise TypeError(f"'{name}' must be True or False, got {type(flag).__name__}")
+    if not isinstance(flag, int) or flag not in (0, 1):
+        got = flag if isinstance(flag, int) else type(flag).__name__
+        raise TypeError(f"'{name}' must be True or False, got {got}")
 
 
 def adds_in_order(x: Tensor) -> bool:

@@ -272,4 +272,9 @@ def _check(strategy: str, width: int, coefficients: str | None) -> None:
         raise ValueError(f"'strategy' must be one of {STRATEGIES}, got {strategy!r}")
     if coefficients not in (None, *COEFFICIENTS):
         raise ValueError(f"'coefficients' must be one of {COEFFICIENTS}, got {coefficients!r}")
+    if coefficients is not None and strategy == 'measured':
+        raise ValueError(
+            f"'coefficients' must be None for strategy='measured', got {coefficients!r}: they are "
+            "of 'regression'"
+        )
     check_size(width, 'width')

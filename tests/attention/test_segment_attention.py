@@ -127,6 +127,8 @@ def test_rows_out_of_order(device: torch.device) -> None:
     if device.type == 'cpu':
         with pytest.raises(ValueError, match='ascending order'):
             segment_attention(*inputs, batch.flip(0))
+        with pytest.raises(IndexError, match="'batch' must hold numbers of graphs from 0 on"):
+            segment_attention(*inputs, batch - 1)
     else:
         assert segment_attention(*inputs, batch.flip(0)).isnan().all()
 

@@ -511,6 +511,14 @@ def test_wrong_arguments() -> None:
         pyg_fast.compile(conv, mode='reduce-overheads')
     for mode in ('default', 'max-autotune', None):
         pyg_fast.compile(conv, mode=mode)
+    with pytest.raises(RuntimeError, match=r"'options' must hold options .*, got \['foo'\]"):
+        pyg_fast.compile(conv, options={'foo': 1})
+    with pytest.raises(TypeError, match="'options' must be a dictionary .*, got list"):
+        pyg_fast.compile(conv, options=[1])
+    pyg_fast.compile(conv, options={'triton.cudagraphs': False})
+    for option in ('strict', 'gradients'):
+        with pytest.raises(TypeError, match=f"'{option}' must be True or False, got str"):
+            pyg_fast.export(conv, (x, edges), **{option: 'yes'})
 
 
 @pytest.mark.parametrize('keeps', [True, False])

@@ -130,6 +130,8 @@ def test_rows_of_one_kind_are_refused_as_by_pyg() -> None:
     assert why_pygs(ours).startswith('a batch of shape')
     with pytest.raises(ValueError, match='ascending order'):
         ours(**given | {'batch': given['batch'].flip(0)})
+    with pytest.raises(IndexError, match="'batch' must hold numbers of graphs from 0 on, got -1"):
+        ours(**given | {'batch': given['batch'] - 1})
 
 
 def hooked(conv: GPSConv) -> None:

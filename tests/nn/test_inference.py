@@ -9,7 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 from _live import live_bytes
 from torch import Tensor
-from torch.nn import Dropout, ReLU
+from torch.nn import Dropout, Linear, ReLU
 from torch_geometric.data import Data
 
 from pyg_fast.nn import (
@@ -30,12 +30,13 @@ N, E = 500, 3000
 
 
 def data_of(
-    device: torch.device, dtype: torch.dtype = torch.double, sorts: bool = True, size: int = N
-) -> Data:
+    device: torch.device, dtype: torch.dtype = torch.double, sorts: bool = True, size: int = N,
+    weighted: bool = True,
+) -> Data:  # fmt: skip
     edge_index = torch.randint(size, (2, E))
     edge_index[1, :200] = 7  # a row of many edges
     x, weight = torch.randn(size, 12, dtype=dtype), torch.rand(E, dtype=dtype)
-    data = Data(x=x, edge_index=edge_index, edge_weight=weight).to(device)
+    data = Data(x=x, edge_index=edge_index, edge_weight=weight if weighted else None).to(device)
     return ToCSR()(data) if sorts else data
 
 
@@ -67,7 +68,7 @@ def modes(call: Any, least: int) -> list[Tensor]:
 def test_equals_the_model(
     device: torch.device, conv: str, options: dict[str, Any], sorts: bool
 ) -> None:
-    data = data_of(device, sorts=sorts)
+    data = data_of(device, sorts=sorts, weighted=conv == 'gcn')
     net = PathPreparedGNN(conv, 12, 8, 6, 3, dropout=0.5, **options).to(device, torch.double)
     weight = (data.edge_weight,) if conv == 'gcn' else ()
 
@@ -87,7 +88,7 @@ def test_equals_the_model(
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(device: torch.device, dtype: torch.dtype) -> None:
-    data = data_of(device, dtype)
+    data = data_of(device, dtype, weighted=False)
     net = PathPreparedGNN('sage', 12, 8, 6, 3).to(device, dtype)
     expected = net.double()(data.x.double(), data.edge_index)
     net = net.to(dtype)
@@ -126,7 +127,8 @@ def test_a_stack_of_layers(device: torch.device, convs: Any) -> None:
 def test_stays_within_its_memory(
     device: torch.device, limits: Callable[..., None], conv: str
 ) -> None:
-    data = data_of(device, torch.float)
+    weighted = conv == 'gcn'
+    data = data_of(device, torch.float, weighted=weighted)
     net = PathPreparedGNN(conv, 12, 16, 6, 3).to(device)
 
     def call(max_bytes: int | None) -> Tensor:
@@ -142,7 +144,7 @@ def test_stays_within_its_memory(
     if device.type == 'cuda':  # On a CPU features between layers count too.
         # Many times what the allocator adds to small tensors, less than the features of a layer.
         limits(fewest_rows_of_inference=1024)
-        data = data_of(device, torch.float, size=40 * N)
+        data = data_of(device, torch.float, size=40 * N, weighted=weighted)
         most = least_of(partial(net.inference, data))
         net.inference(data, most)
         used = live_bytes(lambda: net.inference(data, most), device)[1]
@@ -153,7 +155,7 @@ def test_stays_within_its_memory(
 @pytest.mark.parametrize('graph_on_host', [False, True])
 @pytest.mark.parametrize('pinned', [False, True])
 def test_host_memory(cuda: torch.device, conv: str, graph_on_host: bool, pinned: bool) -> None:
-    data = data_of(torch.device('cpu'))
+    data = data_of(torch.device('cpu'), weighted=conv == 'gcn')
     net = PathPreparedGNN(conv, 12, 8, 6, 3).double().eval()
     weight = (data.edge_weight,) if conv == 'gcn' else ()
     expected = net(data.x, data.edge_index, *weight)
@@ -186,6 +188,9 @@ def test_refuses_what_does_not_fit(device: torch.device) -> None:
     args = data.x, data.edge_index
     with pytest.raises(TypeError, match="'max_bytes' must be an integer"):
         inference([conv], *args, max_bytes=1e9)  # type: ignore[arg-type]
+    for wrong in (None, conv, PathPreparedGNN('gcn', 12, 8, 6, 2), [conv, 'relu']):
+        with pytest.raises(TypeError, match="'layers' must be a list of layers"):
+            inference(wrong, *args)  # type: ignore[arg-type]
     for none in ([], [ReLU()]):
         with pytest.raises(TypeError, match="'layers' must hold a GCN, SAGE or GIN layer of ours"):
             inference(none, *args)
@@ -195,9 +200,27 @@ def test_refuses_what_does_not_fit(device: torch.device) -> None:
         inference([conv, pyg.PairNorm()], *args)
     with pytest.raises(ValueError, match='aggregated by kernels'):
         inference([PathPreparedSAGEConv(12, 4, aggr='max').to(device), Dropout(0)], *args)
+    sage, after = FusedSAGEConv(12, 4).to(device), FusedGINConv(Linear(5, 4)).to(device)
+    with pytest.raises(ValueError, match="'edge_weight' is not supported by FusedSAGEConv"):
+        inference([sage], *args, data.edge_weight)
+    with pytest.raises(TypeError, match="'edge_weight' must be a tensor, got str"):
+        inference([conv], *args, 'w')  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'layers\[2\]' must take the features that it gets"):
+        inference([conv, ReLU(), after], *args)
+    with pytest.raises(ValueError, match="'x' must have 12 columns"):
+        inference([conv], data.x[:, :5], data.edge_index)
+    for x in ([1.0], None, data):
+        with pytest.raises(TypeError, match="'x' must be a tensor"):
+            inference([conv], x, data.edge_index)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'edge_index' must be a tensor"):
+        inference([conv], data.x, None)  # type: ignore[arg-type]
     net = PathPreparedGNN('gcn', 12, 8, 6, 2).to(device)
     with pytest.raises(ValueError, match="'data' must have a tensor 'edge_index'"):
         net.inference(Data(x=data.x))
+    with pytest.raises(TypeError, match="'data' must be a torch_geometric.data.Data, got Tensor"):
+        net.inference(data.x)
+    with pytest.raises(ValueError, match="'edge_weight' is not supported by conv='sage'"):
+        PathPreparedGNN('sage', 12, 8, 6, 2).to(device).inference(data)
     handle = conv.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match='no hooks or patches'):
         inference([conv], *args)

@@ -477,6 +477,69 @@ def test_layer_names_the_argument(
             layer(data.x, torch.zeros(5, 2, dtype=torch.long, device=device), **edges)
 
 
+@pytest.mark.parametrize(
+    ('name', 'attribute', 'value', 'text'),
+    [
+        *[(name, *case) for name in ('FusedGATConv', 'FusedGATv2Conv') for case in (
+            ('dropout', 7.0, 'must be from 0 to 1, got 7.0'),
+            ('dropout', 'a', 'must be a number, got str'),
+            ('negative_slope', 'a', 'must be a number, got str'),
+            ('bias', torch.nn.Parameter(torch.zeros(5)), r'must have shape \[4\], .* got \[5\]'),
+        )],
+        ('FusedGCNConv', 'bias', torch.nn.Parameter(torch.zeros(5)), r'.* \[4\], .* got \[5\]'),
+        *[(name, *case) for name in ('SampledGCNConv', 'SampledSAGEConv') for case in (
+            ('sample', 'foo', "must be one of .*, got 'foo'"),
+            ('num_samples', 0, 'must be at least 1, got 0'),
+            ('num_samples', 'a', 'must be an integer, got str'),
+            ('strategy', 'foo', "must be one of .*, got 'foo'"),
+        )],
+    ],
+)  # fmt: skip
+def test_layer_names_an_attribute_that_was_changed(
+    name: str, attribute: str, value: Any, text: str
+) -> None:
+    options = {'num_samples': 2} if name.startswith('Sampled') else {}
+    layer = getattr(nn, name)(IN, 4, **options).train(not options)
+    data = small_graph(torch.device('cpu'))
+    setattr(layer, attribute, value)
+    with pytest.raises((TypeError, ValueError), match=f"'{attribute}' {text}"):
+        layer(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize('name', ['FusedGATConv', 'FusedGCNConv', 'PathPreparedGCNConv'])
+def test_bias_that_pyg_takes(device: torch.device, name: str) -> None:
+    """Of a wider dtype than the weights, or one for all channels."""
+    data = small_graph(device)
+    for bias in (torch.rand(4, dtype=torch.double), torch.rand(1)):
+        layer = getattr(nn, name)(IN, 4).to(device)
+        layer.bias = torch.nn.Parameter(bias.to(device))
+        out, expected = (each(data.x, data.edge_index) for each in (layer, layer.to_base()))
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+        with pytest.raises(TypeError, match="'x' must have the dtype of the layer's .*float32"):
+            layer(data.x.double(), data.edge_index)
+
+
+@pytest.mark.parametrize('small', ['pyg', 'kernel'])
+def test_weights_in_place_of_sizes(device: torch.device, small: str) -> None:
+    data = small_graph(device)
+    layer = accelerate(pyg.SAGEConv(IN, 4)).to(device)
+    with small_graphs(small), pytest.raises(ValueError, match="'size' must be a pair .* weights"):
+        layer(data.x, data.edge_index, torch.rand(data.num_edges, device=device))
+
+
+@pytest.mark.parametrize('end', [0, 1])
+@pytest.mark.parametrize('wrong', [-1, NODES])
+@pytest.mark.parametrize('numbers', [False, True])
+def test_relations_of_nodes_that_are_none(end: int, wrong: int, numbers: bool) -> None:
+    data = small_graph(torch.device('cpu'))
+    layer = accelerate(pyg.RGCNConv(NODES if numbers else IN, 4, 3))
+    edge_type = torch.arange(data.num_edges) % 3
+    text = rf"'edge_index\[{end}\]' must hold .* in \[0, {NODES}\), got values from .*{wrong}"
+    x = None if numbers else data.x
+    with small_graphs('kernel'), pytest.raises(IndexError, match=text):
+        layer(x, with_end(end, wrong)(data.edge_index), edge_type)
+
+
 TRANSFORMS: dict[str, Callable[[], Callable[[Data], Any]]] = {
     'ExecutionPaths': lambda: transforms.ExecutionPaths(2, mask='train_mask'),
     'GroupSizes': transforms.GroupSizes,

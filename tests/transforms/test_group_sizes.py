@@ -225,8 +225,8 @@ def test_data_without_edges(device: torch.device) -> None:
 
 def test_repr() -> None:
     assert repr(GroupSizes()) == "GroupSizes('regression', width=64)"
-    assert repr(GroupSizes('measured', 16, 'paper', atomic=True)) == (
-        "GroupSizes('measured', width=16, coefficients='paper', atomic=True)")  # fmt: skip
+    assert repr(GroupSizes('regression', 16, 'paper', atomic=True)) == (
+        "GroupSizes('regression', width=16, coefficients='paper', atomic=True)")  # fmt: skip
     assert repr(ChosenSize(8, None, 64, 'learned')) == (
         'groups of 8, transposed a row (learned, 64 wide)')  # fmt: skip
 
@@ -241,6 +241,11 @@ def test_bad_arguments(make: Callable, bad: tuple) -> None:
     error, name, value = bad
     with pytest.raises(error, match=f"'{name}'"):
         make(**{name: value})
+
+
+def test_measuring_takes_no_coefficients() -> None:
+    with pytest.raises(ValueError, match="'coefficients' must be None for strategy='measured'"):
+        GroupSizes('measured', coefficients='paper')
 
 
 def test_measuring_needs_columns() -> None:

@@ -292,7 +292,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         k = self.k
         if k is None or k == self.out_channels or isinstance(x, AggregatedInput):
             return super().forward(x, edge_index, edge_weight)
-        if self._fusible(x) and self._sums():
+        if self._fusible(x) and self._sums(x):
             topk = maxk(self.lin(x), k, self.balanced)
             norm = self._operator(x, edge_index, edge_weight, needs_transpose(topk))
             if norm is not None:

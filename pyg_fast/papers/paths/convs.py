@@ -91,7 +91,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
     def _input_plan_on(
         self, x: Tensor, edge_index: Adj, edge_weight: OptTensor, path: ExecutionPath
     ) -> InputPlan | None:
-        if not (self._fusible(x) and self._sums() and self._commutes()):
+        if not (self._fusible(x) and self._sums(x) and self._commutes()):
             return None
         if edge_index is None:
             norm: GCNNorm | None = self._norm_of_path(path, x.dtype)
@@ -140,7 +140,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         compact: tuple[bool, bool],
         num_nodes: int,
     ) -> LinearAggregation | None:
-        if not self._sums() or (path is not None and self._has_other_graph(path)):
+        if not self._sums(x) or (path is not None and self._has_other_graph(path)):
             return None
         if path is not None and edge_index is None:
             norm: GCNNorm | None = None

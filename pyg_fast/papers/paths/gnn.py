@@ -22,6 +22,7 @@ from ...nn._explain import check_columns, check_input, naming_options
 from ...nn._inference import inference
 from ...nn._modules import is_plain, mixes_nodes
 from ...nn._reduce import neighbours
+from ...ops._numbers import check_flag
 from ...ops.linear_product import (
     Parts,
     aggregates_first,
@@ -95,6 +96,7 @@ class PathPreparedGNN(Module):
         **kwargs (optional): Additional arguments of the layers.
 
     Raises:
+        TypeError: If an option is of the wrong type.
         ValueError: If :obj:`conv` is unknown, :obj:`num_layers` below one, :obj:`dropout` out of
             range, or :obj:`norm` computes over all nodes.
     """
@@ -122,6 +124,7 @@ class PathPreparedGNN(Module):
     ) -> None:
         super().__init__()
         _check_options(conv, num_layers, dropout, tile)
+        _check_types(norm_kwargs, checkpoint, fill)
         self.conv = conv
         self.in_channels = in_channels
         self.hidden_channels = hidden_channels
@@ -194,6 +197,7 @@ class PathPreparedGNN(Module):
                 do not stand alone.
         """
         refuse_paths('paths', edge_weight)
+        check_flag('active_only', active_only)
         if paths is not None:
             _check_paths(paths)
         check_input(x)
@@ -274,12 +278,17 @@ class PathPreparedGNN(Module):
 
         Raises:
             TypeError, ValueError: As :func:`~pyg_fast.nn.inference`; ValueError also if
-                :obj:`data` has no edges.
+                :obj:`data` has no edges, or edge weights that this kind of layers does not take.
         """
+        if not isinstance(data, Data):
+            got = type(data).__name__
+            raise TypeError(f"'data' must be a torch_geometric.data.Data, got {got}")
         for name in ('x', 'edge_index'):
             if not isinstance(data.get(name), Tensor):
                 raise ValueError(f"'data' must have a tensor {name!r}, got {data.get(name)!r}")
-        weight = data.get('edge_weight') if self.supports_edge_weight else None
+        weight = data.get('edge_weight')
+        if weight is not None and not self.supports_edge_weight:
+            raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
         layers: list[Callable[[Tensor], Tensor]] = []
         for k, conv in enumerate(self.convs):
             layers.append(conv)
@@ -594,6 +603,15 @@ def _check_options(conv: str, num_layers: int, dropout: float, tile: int | None)
         raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
     if not 0 <= dropout <= 1:
         raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+
+
+def _check_types(norm_kwargs: object, checkpoint: object, fill: object) -> None:
+    if norm_kwargs is not None and not isinstance(norm_kwargs, dict):
+        got = type(norm_kwargs).__name__
+        raise TypeError(f"'norm_kwargs' must be a dictionary of arguments, got {got}")
+    check_flag('checkpoint', checkpoint)
+    if isinstance(fill, bool) or not isinstance(fill, (int, float)):
+        raise TypeError(f"'fill' must be a number, got {type(fill).__name__}")
 
 
 def _check_paths(paths: object) -> None:

@@ -73,8 +73,9 @@ class ExecutionPaths(BaseTransform):
         TypeError: If an argument has a wrong type, the mask is not a bool tensor, or data are
             heterogeneous.
         ValueError: If the mask is missing, empty or has not one entry per node, there
-            is no :obj:`edge_index`, :obj:`num_layers` is below one, or paths cannot stand without
-            the graph.
+            is no :obj:`edge_index` or none of other weights than :obj:`"edge_weight"`,
+            :obj:`num_layers` is below one, :obj:`strict` is set without :obj:`checks`, or paths
+            cannot stand without the graph.
         IndexError: If an index of :obj:`edge_index` is negative or too large.
     """
 
@@ -109,6 +110,8 @@ class ExecutionPaths(BaseTransform):
         )
         for name, flag in self.options.items():
             check_flag(name, flag)
+        if strict and not checks:
+            raise ValueError("'strict' must be False without 'checks', got True: drop either")
 
     def forward(self, data: Data | HeteroData) -> Data:
         if not isinstance(data, Data):
@@ -120,6 +123,10 @@ class ExecutionPaths(BaseTransform):
         if mask is None:
             raise ValueError(f"'data' must have the mask {self.mask!r}, got {sorted(data.keys())}")
         check_mask(mask, data.num_nodes, f'data.{self.mask}')
+        if self.edge_weight not in (None, 'edge_weight') and data.get(self.edge_weight) is None:
+            raise ValueError(
+                f"'data' must have the edge weights {self.edge_weight!r}, got {sorted(data.keys())}"
+            )
         weighted = self.edge_weight is not None and data.get(self.edge_weight) is not None
         data.execution_paths = execution_paths(
             data.edge_index, mask.to(data.edge_index.device), self.num_layers, weighted,

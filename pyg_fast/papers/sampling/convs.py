@@ -29,12 +29,19 @@ from ...ops.linear_product import aggregates_first, takes_gradient
 from ...ops.product import Quantized, product, quantized
 from ...ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from ...ops.sampling import sampled_graph, sampled_on_its_own
-from ...sparse.operator import SCALED, Sampling, SparseOperator
+from ...sparse.operator import SCALED, STRATEGIES, Sampling, SparseOperator
 from ..paths.convs import PathPreparedGCNConv, PathPreparedSAGEConv
 from ..paths.execution_path import ExecutionPath
 
 SAMPLE = ('eval', 'always', 'never')
 _OWN = ('num_samples', 'strategy', 'sample', 'quantize')
+
+
+def _check_sampling(num_samples: int, strategy: str, sample: str) -> None:
+    check_number('num_samples', num_samples, 1)
+    check_sampling(min(num_samples, MOST_SAMPLES), strategy)
+    if sample not in SAMPLE:
+        raise ValueError(f"'sample' must be one of {SAMPLE}, got {sample!r}")
 
 
 class _Sampled(Mixin):
@@ -47,10 +54,7 @@ class _Sampled(Mixin):
     _is_exact = False
 
     def _set_sampling(self, num_samples: int, strategy: str, sample: str, quantize: bool) -> None:
-        check_number('num_samples', num_samples, 1)
-        check_sampling(min(num_samples, MOST_SAMPLES), strategy)
-        if sample not in SAMPLE:
-            raise ValueError(f"'sample' must be one of {SAMPLE}, got {sample!r}")
+        _check_sampling(num_samples, strategy, sample)
         if not isinstance(quantize, bool):
             raise TypeError(f"'quantize' must be a bool, got {type(quantize).__name__}")
         self.num_samples = num_samples
@@ -63,14 +67,21 @@ class _Sampled(Mixin):
 
     def _samples(self) -> bool:
         """Whether this call aggregates a sample."""
-        if self.num_samples > MOST_SAMPLES:
+        sample, number = self.sample, self.num_samples
+        if sample not in SAMPLE or not isinstance(number, int) or number < 1:  # They were changed.
+            _check_sampling(number, self.strategy, sample)
+        if number > MOST_SAMPLES:
             return False
-        return self.sample == 'always' or (self.sample == 'eval' and not self.training)
+        return sample == 'always' or (sample == 'eval' and not self.training)
 
     def _scales_sums(self) -> bool:
+        if self.strategy not in STRATEGIES:  # It was changed.
+            _check_sampling(self.num_samples, self.strategy, self.sample)
         return self.strategy in SCALED
 
     def _sampling(self) -> Sampling:
+        if self.strategy not in STRATEGIES:
+            _check_sampling(self.num_samples, self.strategy, self.sample)
         return Sampling(self.num_samples, self.strategy)
 
     def _features(self, x: Tensor | CBSR, op: SparseOperator) -> Tensor | CBSR | Quantized:

@@ -327,6 +327,14 @@ def test_refuses_what_does_not_fit() -> None:
     for bad, error in (('2', TypeError), (True, TypeError), (0, ValueError)):
         with pytest.raises(error, match="'tile' must be"):
             PathPreparedGNN('gcn', 6, 8, 8, 3, tile=bad)
+    for name, text in (
+        ('checkpoint', 'True or False'), ('fill', 'a number'), ('norm_kwargs', 'a dictionary'),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"'{name}' must be {text}.*, got str"):
+            PathPreparedGNN('gcn', 6, 8, 8, 3, **{name: 'yes'})
+    x, edge_index, mask, _ = problem(torch.device('cpu'), 450)
+    with pytest.raises(TypeError, match="'active_only' must be True or False, got str"):
+        PathPreparedGNN('gcn', 6, 8, 8, 3)(x, edge_index, mask=mask, active_only='yes')
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])

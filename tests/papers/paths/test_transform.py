@@ -49,11 +49,11 @@ def test_data_moves_its_paths(device: torch.device) -> None:
 
 def test_another_mask_and_options() -> None:
     data = ExecutionPaths(
-        3, mask='val_mask', forward=True, checks=False, strict=True, debug=True
+        3, mask='val_mask', forward=True, checks=False, strict=False, debug=True
     )(example())  # fmt: skip
     path = data.execution_paths[2]
     assert (path.num_layers, path.num_dst) == (3, 96)
-    assert (path.forward, path.checks, path.strict, path.debug) == (True, False, True, True)
+    assert (path.forward, path.checks, path.strict, path.debug) == (True, False, False, True)
 
 
 def test_edge_weights() -> None:
@@ -152,6 +152,10 @@ def test_bad_data() -> None:
             transform(2, mask=torch.ones(3, dtype=torch.bool))
         with pytest.raises(TypeError, match="'edge_weight' must be the name of .*, got Tensor"):
             transform(2, edge_weight=torch.ones(3))
+        with pytest.raises(ValueError, match="'strict' must be False without 'checks'"):
+            transform(2, checks=False, strict=True)
+        with pytest.raises(ValueError, match="'data' must have the edge weights 'w', got"):
+            transform(2, edge_weight='w')(example())
         for option in ('forward', 'checks', 'strict', 'debug', 'keep_graph'):
             with pytest.raises(TypeError, match=f"'{option}' must be True or False, got str"):
                 transform(2, **{option: 'yes'})
