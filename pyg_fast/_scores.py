@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -98,14 +98,18 @@ def check_candidates(
     candidates: Iterable[int], check: Callable[[int], None], what: str
 ) -> list[int]:
     """The candidates, each of them checked, ascending."""
-    if not isinstance(candidates, Iterable):
+    given: object = candidates
+    if not isinstance(given, Iterable) or isinstance(given, str):
         raise TypeError(
             f"'candidates' must be a list of numbers of {what}, such as [8, 16, 32], got "
             f'{type(candidates).__name__}'
         )
     chosen = list(candidates)
     for candidate in chosen:
-        check(candidate)
+        try:
+            check(candidate)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"'candidates' must hold numbers of {what}: {error}") from None
     if not chosen:
         raise ValueError(f"'candidates' must hold at least one number of {what}, got none")
     return sorted(set(chosen))
@@ -165,7 +169,12 @@ def evaluation_mode(model: Module) -> Iterator[None]:
 
 
 def _score(data: Data, metric: Metric, forward: Forward, model: Module) -> float:
-    return float(metric(forward(model, data), data))
+    score: Any = metric(forward(model, data), data)
+    try:
+        return float(score)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = list(score.shape) if isinstance(score, Tensor) else type(score).__name__
+        raise TypeError(f"'metric' must return a number, got {got}") from error
 
 
 def _forward(model: Module, data: Data) -> Tensor:

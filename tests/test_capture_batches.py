@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import (
     BatchNorm,
+    GCNConv,
     GINEConv,
     GPSConv,
     GraphNorm,
@@ -737,6 +738,7 @@ def test_refused(graphs: list[Data]) -> None:
         ((model, loader, None, loss_fn), {'scaler': scaler}, ValueError, "needs an 'optimizer'"),
         ((model, loader, optimizer, loss_fn), {'compile': 1}, TypeError, "'compile' must be"),
         ((model, loader, optimizer, loss_fn), {'forward': 1}, TypeError, "'forward' must be"),
+        ((GCNConv(2, 2), loader, optimizer, loss_fn), {}, TypeError, 'pass forward=, such as'),
         ((model, graphs[0], optimizer, loss_fn), {'mask': None, 'compile': True}, ValueError,
          "'compile' is of batches"),
     ]:  # fmt: skip

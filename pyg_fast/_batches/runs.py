@@ -1,6 +1,7 @@
 """What captured steps of training and of inference have in common."""
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -278,6 +279,20 @@ def _with_sizes(forward: Forward, last: int) -> Forward:
     return FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
 
 
+def _check_takes_batch(model: Module) -> None:
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # Python knows none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"'model' must take a batch alone, got a {type(model).__name__}, {error}: pass "
+            'forward=, such as forward=lambda model, batch: model(batch.x, batch.edge_index)'
+        ) from error
+
+
 def _check_arguments(
     model: object, loader: object, forward: object, compile: object, check: object
 ) -> None:
@@ -302,6 +317,8 @@ def _check_arguments(
             f'{others[0]!r} has others, whose number is never the same: pass '
             f'exclude_keys={others} to the loader'
         )
+    if forward is None:
+        _check_takes_batch(model)
     if forward is not None and not callable(forward):
         raise TypeError(f"'forward' must be callable, got {type(forward).__name__}")
     for name, value in (('compile', compile), ('check', check)):

@@ -32,6 +32,7 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
     """
     data = edge_index.as_tensor().detach() if isinstance(edge_index, EdgeIndex) else edge_index
+    _check_pair(size)
     num_src, num_dst = size
     colptr, row, perm = to_csr(data, num_src, num_dst, wait=True)
     perm = perm.long()
@@ -90,3 +91,11 @@ def perm_name(store: BaseStorage) -> str | None:
 def set_perm_name(store: BaseStorage, name: str) -> None:
     """Sets the result of :func:`perm_name`."""
     vars(store)[_PERM_NAME] = name
+
+
+def _check_pair(size: object) -> None:
+    if not isinstance(size, (tuple, list)) or len(size) != 2:
+        got = f'{len(size)} numbers' if isinstance(size, (tuple, list)) else type(size).__name__
+        raise TypeError(
+            f"'size' must be a pair of the numbers of sources and destinations, got {got}"
+        )

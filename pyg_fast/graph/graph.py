@@ -263,6 +263,9 @@ def set_group_sizes(
         edge_index (EdgeIndex): The graph.
         size, t_size, atomic: As in :meth:`Graph.with_groups`.
     """
+    if not isinstance(edge_index, EdgeIndex):
+        got = type(edge_index).__name__
+        raise TypeError(f"'edge_index' must be an EdgeIndex, as ToCSR makes one, got {got}")
     for each in (size, t_size):
         if each is not None:
             check_size(each)

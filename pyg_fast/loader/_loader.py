@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.data import Data
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, NumNeighbors
 
+from ..ops._numbers import check_number
 from ._core import Core
 from ._links import LinkInput
 from ._mistakes import warn_of_empty_mask, warn_of_stale_perm
@@ -77,6 +78,7 @@ class SampledLoader:
 
     def __iter__(self) -> InlineIterator | ThreadedIterator:
         epoch, core = self.epoch, self._core
+        check_number('epoch', epoch)
         self.epoch += 1
         batches = core.make_batches(self._seeds.of_epoch(epoch), epoch)
         args = (batches, self.transform, core.meter, len(self))

@@ -342,8 +342,15 @@ def resolve_replicas(rank: int | None, num_replicas: int | None) -> tuple[int, i
     return rank, num_replicas
 
 
+def _check_generator(generator: object) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        got = type(generator).__name__
+        raise TypeError(f"'generator' must be a torch.Generator, got {got}")
+
+
 def resolve_seed(seed: int | None, generator: torch.Generator | None, batches: BatchOptions) -> int:
     """The seed of all randomness, drawn from the generator if it is not given."""
+    _check_generator(generator)
     if seed is not None:
         if generator is not None:
             raise ValueError("'seed' and 'generator' must not both be given")
@@ -381,6 +388,8 @@ def resolve_device(data: GraphData, device: torch.device | str | None) -> torch.
     if out.type == 'cuda':
         if not with_cuda():
             raise ValueError("'device' must be 'cpu': pyg_fast was built without CUDA")
+        if not torch.cuda.is_available():
+            raise ValueError(f"'device' must be 'cpu', since torch finds no GPU, got {str(out)!r}")
         if str(out) == 'cuda':
             out = torch.device('cuda', torch.cuda.current_device())
     return out

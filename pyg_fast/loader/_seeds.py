@@ -271,7 +271,11 @@ def check_positions(name: str, positions: Iterable[int] | Tensor, num_seeds: int
         TypeError, IndexError: If they are invalid; `name` says where they come from.
     """
     # Copy first: a sampler may reuse one array while batches wait.
-    positions = torch.clone(torch.as_tensor(positions).detach().cpu())
+    try:
+        positions = torch.clone(torch.as_tensor(positions).detach().cpu())
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = type(positions).__name__
+        raise TypeError(f'{name} must give positions of seeds, got {got}') from error
     if positions.numel() == 0:
         return positions.new_empty(0, dtype=torch.int64)
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:

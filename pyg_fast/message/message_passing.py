@@ -71,7 +71,8 @@ def message_passing(
         Tensor: The aggregated messages :math:`(N_{dst}, *)`.
 
     Raises:
-        TypeError: If an input is no tensor, or :obj:`src`, :obj:`dst` or :obj:`edge` no dict.
+        TypeError: If an input is no tensor, :obj:`src`, :obj:`dst` or :obj:`edge` no dict, or
+            :obj:`fn` no function that returns a tensor.
         ValueError: If a name or a size does not fit, or :obj:`reduce` is unknown.
         IndexError: If the graph holds a node that the inputs do not have.
         NotImplementedError: With :obj:`strict=True`, if neither can run.
@@ -86,6 +87,8 @@ def message_passing(
     """
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' must be one of {REDUCES}, got {reduce!r}")
+    if not callable(fn):
+        raise TypeError(f"'fn' must be a function of a message, got {type(fn).__name__}")
     reduce = 'sum' if reduce == 'add' else reduce
     inputs = _collect_inputs(src, dst, edge)
     num_src, num_dst = _sizes(graph, inputs)
@@ -103,6 +106,8 @@ def message_passing(
     }
     structure = {'index': target, 'size_i': num_dst}
     message = fn(**values, **{name: structure[name] for name in wanted})
+    if not isinstance(message, Tensor):
+        raise TypeError(f"'fn' must return a tensor, got {type(message).__name__}")
     total = partial(scatter, index=target, dim=0, dim_size=num_dst)
     if reduce == 'var':
         mean = total(message, reduce='mean').index_select(0, target)

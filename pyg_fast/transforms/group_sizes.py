@@ -12,7 +12,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ..graph import Graph, graph_of, set_group_sizes
-from ..ops._numbers import check_flag
+from ..ops._numbers import check_flag, check_number
 from ..ops.product import raw_product
 from ..sparse.groups import check_size
 from ..sparse.operator import SparseOperator
@@ -191,6 +191,10 @@ def choose_group_size(
         As :class:`GroupSizes`.
     """
     _check(strategy, width, coefficients)
+    if not isinstance(rowptr, Tensor) or rowptr.dim() != 1 or rowptr.is_floating_point():
+        got = list(rowptr.shape) if isinstance(rowptr, Tensor) else type(rowptr).__name__
+        raise ValueError(f"'rowptr' must be integers of shape [num_rows + 1], got {got}")
+    check_number('num_cols', num_cols)
     if strategy != 'measured':
         coefficients = 'fitted' if strategy == 'learned' else coefficients
         return regression_size(Degrees.of(rowptr), width, coefficients)

@@ -248,7 +248,13 @@ def _warn_of_rows(data: Data | HeteroData, store: EdgeStorage) -> None:
 def _node_counts(data: Data | HeteroData, stores: list[EdgeStorage]) -> dict[str | None, int]:
     """The number of nodes by type; inferred from the edges if the data do not have it."""
     if not isinstance(data, HeteroData):
-        return {None: data.num_nodes} if stores else {}
+        if not stores:
+            return {}
+        count = data.num_nodes
+        if count is None:  # PyG knows none where it is no number.
+            got = type(data.get('num_nodes')).__name__
+            raise TypeError(f"'data.num_nodes' must be an integer, got {got}")
+        return {None: count}
     counts = {}
     for node_type in dict.fromkeys(t for store in stores for t in (store._key[0], store._key[-1])):
         # Indexing with a type that does not exist would create it.

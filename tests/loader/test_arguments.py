@@ -101,6 +101,7 @@ def test_num_neighbors_of_walks(none_or_all: int) -> None:
         ('neighbor_sampler', object(), TypeError),
         ('collate_fn', list, TypeError),
         ('max_device_bytes', -1, ValueError),
+        ('generator', 5, TypeError),
         ('max_device_bytes', 0.5, TypeError),
     ],
 )
@@ -110,6 +111,16 @@ def test_arguments(argument: str, value: Any, error: type[Exception]) -> None:
         says = "'data.x' must have shape"
     with pytest.raises(error, match=says):
         FastNeighborLoader(random_data(), [3], **{argument: value})
+
+
+def test_calls_and_epochs() -> None:
+    loader = FastNeighborLoader(random_data(), [3])
+    with pytest.raises(TypeError, match='must give positions of seeds, got str'):
+        loader('a')
+    for epoch, error in (('a', TypeError), (-1, ValueError)):
+        loader.epoch = epoch
+        with pytest.raises(error, match="'epoch' must"):
+            iter(loader)
 
 
 def test_unknown_arguments() -> None:

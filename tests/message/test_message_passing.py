@@ -165,6 +165,10 @@ def test_wrong_arguments(
     edges, roles, _ = case(device)
     with pytest.raises(ValueError, match="'reduce' must be one of"):
         message_passing(edges, gate, **roles, reduce='median')
+    with pytest.raises(TypeError, match="'fn' must be a function of a message, got NoneType"):
+        message_passing(edges, None, **roles)
+    with pytest.raises(TypeError, match="'fn' must return a tensor, got NoneType"):
+        message_passing(edges, lambda **_: None, **roles)
     with pytest.raises(TypeError, match="'src' must be a dict of tensors, .* got Tensor"):
         message_passing(edges, gate, roles['src']['q'])
     with pytest.raises(ValueError, match='are empty; give the message an input'):

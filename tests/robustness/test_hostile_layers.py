@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import OptTensor
 
 from pyg_fast import accelerate, nn, small_graphs, transforms
+from pyg_fast.graph import prepare_edge_index, set_group_sizes
 from pyg_fast.loader import FastNeighborLoader
 
 from ._layers import IN, LAYERS, graph, run
@@ -603,6 +604,18 @@ def test_transform_warns_of_rows_of_edges(name: str, key: str) -> None:
 def test_transform_refuses_what_is_no_data(name: str, data: Any) -> None:
     with pytest.raises(TypeError, match="(?i)'?data'? .*got"):
         TRANSFORMS[name]()(data)
+
+
+def test_what_is_no_number_of_nodes_or_graph() -> None:
+    edges = small_graph(torch.device('cpu')).edge_index
+    with pytest.raises(TypeError, match="'data.num_nodes' must be an integer, got str"):
+        transforms.ToCSR()(Data(edge_index=edges, num_nodes='a'))
+    with pytest.raises(TypeError, match="'size' must be a pair of the numbers .*, got int"):
+        prepare_edge_index(edges, NODES)
+    with pytest.raises(TypeError, match="'edge_index' must be an EdgeIndex, .*, got Tensor"):
+        set_group_sizes(edges, 4)
+    with pytest.raises(TypeError, match="'x' must be a tensor, got list"):
+        nn.MaxK(2)([1.0])
 
 
 def test_options_of_prepare() -> None:

@@ -243,6 +243,11 @@ def test_bad_arguments(make: Callable, bad: tuple) -> None:
         make(**{name: value})
 
 
+def test_edges_in_place_of_row_pointers() -> None:
+    with pytest.raises(ValueError, match=r"'rowptr' must be integers of shape .*, got \[2, 9\]"):
+        choose_group_size(torch.randint(60, (2, 9)), 60)
+
+
 def test_measuring_takes_no_coefficients() -> None:
     with pytest.raises(ValueError, match="'coefficients' must be None for strategy='measured'"):
         GroupSizes('measured', coefficients='paper')

@@ -109,6 +109,8 @@ def check_k(k: object, *channels: int) -> None:
 
 def _kept(x: Tensor, k: int, balanced: bool) -> Tensor:
     """Dense MaxK of dense features."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"'x' must be a tensor, got {type(x).__name__}")
     if x.dim() == 2:
         return maxk(x, k, balanced).to_dense()
     if x.dim() == 0:
