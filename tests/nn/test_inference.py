@@ -30,13 +30,12 @@ N, E = 500, 3000
 
 
 def data_of(
-    device: torch.device, dtype: torch.dtype = torch.double, sorts: bool = True, size: int = N,
-    weighted: bool = True,
-) -> Data:  # fmt: skip
+    device: torch.device, dtype: torch.dtype = torch.double, sorts: bool = True, size: int = N
+) -> Data:
     edge_index = torch.randint(size, (2, E))
     edge_index[1, :200] = 7  # a row of many edges
     x, weight = torch.randn(size, 12, dtype=dtype), torch.rand(E, dtype=dtype)
-    data = Data(x=x, edge_index=edge_index, edge_weight=weight if weighted else None).to(device)
+    data = Data(x=x, edge_index=edge_index, edge_weight=weight).to(device)
     return ToCSR()(data) if sorts else data
 
 
@@ -68,7 +67,7 @@ def modes(call: Any, least: int) -> list[Tensor]:
 def test_equals_the_model(
     device: torch.device, conv: str, options: dict[str, Any], sorts: bool
 ) -> None:
-    data = data_of(device, sorts=sorts, weighted=conv == 'gcn')
+    data = data_of(device, sorts=sorts)
     net = PathPreparedGNN(conv, 12, 8, 6, 3, dropout=0.5, **options).to(device, torch.double)
     weight = (data.edge_weight,) if conv == 'gcn' else ()
 
@@ -88,7 +87,7 @@ def test_equals_the_model(
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(device: torch.device, dtype: torch.dtype) -> None:
-    data = data_of(device, dtype, weighted=False)
+    data = data_of(device, dtype)
     net = PathPreparedGNN('sage', 12, 8, 6, 3).to(device, dtype)
     expected = net.double()(data.x.double(), data.edge_index)
     net = net.to(dtype)
@@ -127,8 +126,7 @@ def test_a_stack_of_layers(device: torch.device, convs: Any) -> None:
 def test_stays_within_its_memory(
     device: torch.device, limits: Callable[..., None], conv: str
 ) -> None:
-    weighted = conv == 'gcn'
-    data = data_of(device, torch.float, weighted=weighted)
+    data = data_of(device, torch.float)
     net = PathPreparedGNN(conv, 12, 16, 6, 3).to(device)
 
     def call(max_bytes: int | None) -> Tensor:
@@ -144,7 +142,7 @@ def test_stays_within_its_memory(
     if device.type == 'cuda':  # On a CPU features between layers count too.
         # Many times what the allocator adds to small tensors, less than the features of a layer.
         limits(fewest_rows_of_inference=1024)
-        data = data_of(device, torch.float, size=40 * N, weighted=weighted)
+        data = data_of(device, torch.float, size=40 * N)
         most = least_of(partial(net.inference, data))
         net.inference(data, most)
         used = live_bytes(lambda: net.inference(data, most), device)[1]
@@ -155,7 +153,7 @@ def test_stays_within_its_memory(
 @pytest.mark.parametrize('graph_on_host', [False, True])
 @pytest.mark.parametrize('pinned', [False, True])
 def test_host_memory(cuda: torch.device, conv: str, graph_on_host: bool, pinned: bool) -> None:
-    data = data_of(torch.device('cpu'), weighted=conv == 'gcn')
+    data = data_of(torch.device('cpu'))
     net = PathPreparedGNN(conv, 12, 8, 6, 3).double().eval()
     weight = (data.edge_weight,) if conv == 'gcn' else ()
     expected = net(data.x, data.edge_index, *weight)
@@ -219,8 +217,6 @@ def test_refuses_what_does_not_fit(device: torch.device) -> None:
         net.inference(Data(x=data.x))
     with pytest.raises(TypeError, match="'data' must be a torch_geometric.data.Data, got Tensor"):
         net.inference(data.x)
-    with pytest.raises(ValueError, match="'edge_weight' is not supported by conv='sage'"):
-        PathPreparedGNN('sage', 12, 8, 6, 2).to(device).inference(data)
     handle = conv.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match='no hooks or patches'):
         inference([conv], *args)

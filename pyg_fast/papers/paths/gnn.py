@@ -278,7 +278,7 @@ class PathPreparedGNN(Module):
 
         Raises:
             TypeError, ValueError: As :func:`~pyg_fast.nn.inference`; ValueError also if
-                :obj:`data` has no edges, or edge weights that this kind of layers does not take.
+                :obj:`data` has no edges.
         """
         if not isinstance(data, Data):
             got = type(data).__name__
@@ -286,9 +286,7 @@ class PathPreparedGNN(Module):
         for name in ('x', 'edge_index'):
             if not isinstance(data.get(name), Tensor):
                 raise ValueError(f"'data' must have a tensor {name!r}, got {data.get(name)!r}")
-        weight = data.get('edge_weight')
-        if weight is not None and not self.supports_edge_weight:
-            raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
+        weight = data.get('edge_weight') if self.supports_edge_weight else None
         layers: list[Callable[[Tensor], Tensor]] = []
         for k, conv in enumerate(self.convs):
             layers.append(conv)
