@@ -411,7 +411,7 @@ def _without_loops(graph: Graph, edge_index: EdgeIndex) -> Graph:
     position = torch.arange(num_edges, dtype=dtype, device=col.device)
     return graph._replace(
         rowptr=before[graph.rowptr.long()], col=moved(col), perm=moved(position),
-        t_rowptr=None, t_col=None, t_perm=None,
+        t_rowptr=None, t_col=None, t_perm=None, full=(False, False),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Messages that layers write in PyTorch, beside PyG on the same weights."""
 
 import copy
+import itertools
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -282,12 +283,15 @@ def test_nonlinear_at_isolated_nodes(device: torch.device) -> None:
         def message(self, x_j: Tensor) -> Tensor:
             return self.lin(x_j.sqrt()).relu()
 
-    conv = Root().to(device)
-    for bad in (0.0, float('nan'), float('inf')):
+    conv, edges = Root().to(device), graph(device)
+    for bad, edge_index in itertools.product(
+        (0.0, float('nan'), float('inf')), (edges, prepared(edges))
+    ):
         x = torch.rand(N, F, device=device) + 0.1
         x[-3:] = bad
         x.requires_grad_()
-        conv(x, graph(device)).sum().backward()
+        conv.zero_grad()
+        conv(x, edge_index).sum().backward()
         assert torch.isfinite(x.grad).all()
         assert (x.grad[-3:] == 0).all()
         assert torch.isfinite(conv.lin.weight.grad).all()

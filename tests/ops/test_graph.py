@@ -371,6 +371,26 @@ def test_plain_edge_list_is_that_of_to_csr(device: torch.device) -> None:
     assert all(map(torch.equal, graph[3:6], to_csr(edge_index, 30, 30, by='src')))
 
 
+@pytest.mark.parametrize(
+    ('edges', 'size', 'full'),
+    [
+        ([[0, 1, 2], [1, 2, 0]], (3, 3), (True, True)), ([[0, 0], [1, 2]], (3, 3), (False, False)),
+        ([[0, 1, 1], [0, 1, 1]], (3, 2), (True, False)), ([[], []], (2, 2), (False, False)),
+    ],
+)  # fmt: skip
+def test_full_rows(
+    edges: list[list[int]], size: tuple[int, int], full: tuple[bool, bool], device: torch.device
+) -> None:
+    """A prepared graph knows whether each row has an edge."""
+    data = torch.tensor(edges, device=device, dtype=torch.long)
+    for edge_index in (prepare_edge_index(data, size)[0], EdgeIndex(data, sparse_size=size)):
+        graph = graph_of(edge_index, *size)
+        assert graph.full == full
+        assert graph.t().full == full[::-1]
+        assert graph.without_loops().full == (False, False)
+    assert graph_of(data, *size).full == (False, False)
+
+
 def test_a_symmetric_graph_has_one_structure(device: torch.device) -> None:
     one_way = SQUARE.edge_index.unique(dim=1).contiguous().to(device)
     both = torch.cat([one_way, one_way.flip(0)], dim=1).unique(dim=1).contiguous()
