@@ -1,8 +1,8 @@
 """Messages that layers write in PyTorch, beside PyG on the same weights."""
 
 import copy
-import itertools
 import io
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
