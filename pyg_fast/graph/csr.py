@@ -12,6 +12,8 @@ from .graph import GraphRequest
 
 E_PERM = 'e_perm'  # the attribute in which ToCSR keeps the positions of edges before the sort
 _PERM_NAME = '_pyg_fast_perm'
+# Attributes of edges by their names alone.
+EDGE_ATTRS = ('edge_attr', 'edge_weight', 'edge_type')
 
 
 @torch.inference_mode(False)  # The graph may be used in training.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data.storage import E_KEYS, N_KEYS
 
 from ..errors import ShapeError
+from ..graph.csr import EDGE_ATTRS
 from ..ops.join_edges import graph_rows
 
 Ints = npt.NDArray[np.int64]
@@ -17,10 +18,6 @@ Ints = npt.NDArray[np.int64]
 
 # The first levels: one row a graph, the nodes, and the edges.
 GRAPHS, NODES, EDGES = range(3)
-
-
-# Attributes of edges by their names alone.
-_OF_EDGES = frozenset(('edge_attr', 'edge_weight', 'edge_type'))
 
 
 def _names_edges(key: str) -> bool:
@@ -86,7 +83,7 @@ class Levels:
         another: those of a batch may fit by chance, and belong to other edges then."""
         more = sizes - self.sizes(EDGES)
         is_of_graphs = bool((sizes == 1).all())
-        if key not in _OF_EDGES or is_of_graphs or not ((more > 0).any() and (more < 0).any()):
+        if key not in EDGE_ATTRS or is_of_graphs or not ((more > 0).any() and (more < 0).any()):
             return
         graph = int((more != 0).argmax())
         raise ShapeError(
@@ -101,7 +98,7 @@ class Levels:
         is_named = _names_edges(key) or _names_nodes(key)
         if NODES in numbers and EDGES in numbers and not is_named:
             return f"all graphs have as many edges as nodes, and '{key}' a row for each"
-        if key in _OF_EDGES and EDGES not in numbers and len(sizes):
+        if key in EDGE_ATTRS and EDGES not in numbers and len(sizes):
             graph = int((sizes != self.sizes(EDGES)).argmax())
             return (
                 f"'{key}' of graph {graph} of the dataset has {sizes[graph]} rows for "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..ops._edges import is_stream_capturing
 from ..sparse.graph import Graph
 from ..sparse.groups import Groups
 from ._ir import NODES, SOFTMAX_ROLES, Inputs, Load, Program
@@ -83,7 +84,7 @@ def _compiled_variants(text: str, name: str) -> dict[Hashable, _CompiledKernel]:
 
 def check_not_capturing() -> None:
     """Raises while a CUDA graph is captured: the first call of a message compiles a kernel."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if is_stream_capturing():
         raise RuntimeError(
             'a CUDA graph captures the first call of a message: call the layer (and its backward '
             'pass) once before the capture'

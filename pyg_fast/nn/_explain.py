@@ -28,7 +28,7 @@ from torch_geometric.typing import SparseTensor
 
 from ..errors import DeviceError, DtypeError, EdgesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
-from ..ops._edges import check_edge_index, raise_index_error
+from ..ops._edges import check_edge_index, is_stream_capturing, raise_index_error
 from ..ops._numbers import check_share
 from ..ops.cbsr import CBSR
 
@@ -59,7 +59,7 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         args, kwargs: The arguments of its call.
         error: What the call has raised.
     """
-    if isinstance(error, torch.OutOfMemoryError) or _is_capturing():  # Reading edges would end it.
+    if isinstance(error, torch.OutOfMemoryError) or is_stream_capturing():  # Reads would end it.
         return
     text = str(error)
     try:
@@ -73,10 +73,6 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         return
     if found is not None:
         raise found from error
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def naming_options(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:

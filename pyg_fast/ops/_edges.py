@@ -34,6 +34,11 @@ def kernel_index(edge_index: Tensor) -> Tensor:
     return edge_index.to(torch.int64)
 
 
+def is_stream_capturing() -> bool:
+    """Whether the current stream of the current GPU, if there is one, is captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def is_capturing(tensor: Tensor) -> bool:
     """Whether the current stream of a tensor's device is captured into a CUDA graph."""
     if torch.compiler.is_compiling() or not tensor.is_cuda:

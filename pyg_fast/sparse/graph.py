@@ -174,14 +174,10 @@ class Graph(NamedTuple):
         return self if size is None else self.with_groups(size, size)
 
     def with_full(self) -> 'Graph':
-        """The graph that knows whether each row has an edge. Synchronises."""
-
-        def is_full(rowptr: Tensor | None) -> bool:
-            return rowptr is not None and bool((rowptr[1:] > rowptr[:-1]).all())
-
-        rows = is_full(self.rowptr)
-        alike = self.t_rowptr is self.rowptr
-        return self._replace(full=(rows, rows if alike else is_full(self.t_rowptr)))
+        """The graph that knows whether each row has an edge. Synchronises once."""
+        both = [self.rowptr] if self.t_rowptr is None else [self.rowptr, self.t_rowptr]
+        found = torch.stack([(rowptr[1:] > rowptr[:-1]).all() for rowptr in both]).tolist()
+        return self._replace(full=(found[0], self.t_rowptr is not None and found[-1]))
 
     def with_one_structure(self) -> 'Graph':
         """The graph with one CSR structure if it is symmetric. Synchronises."""

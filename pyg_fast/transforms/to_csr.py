@@ -20,7 +20,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from .._progress import LARGE, progress
 from ..graph import PreparedGraph, graph_of, prepare_edge_index
-from ..graph.csr import E_PERM, perm_name, prepare_graph, set_perm_name
+from ..graph.csr import E_PERM, EDGE_ATTRS, perm_name, prepare_graph, set_perm_name
 from ..ops._checks import check_has_values
 from ..ops._edges import check_edge_index
 from ..ops._numbers import check_flag
@@ -34,8 +34,6 @@ Attribute: TypeAlias = Tensor | np.ndarray | list | tuple | TensorFrame
 _NO_EDGE_ATTRS = frozenset(
     ('edge_index', 'edge_label', 'edge_label_index', 'num_sampled_nodes', 'num_sampled_edges')
 )
-# Attributes of edges by their names alone.
-_OF_EDGES = ('edge_attr', 'edge_weight', 'edge_type')
 _ROOTED_ATTRS = frozenset(('sub_edge_index', 'n_id', 'e_id', 'n_sub_batch', 'e_sub_batch'))
 
 
@@ -232,7 +230,7 @@ def _warn_of_rows(data: Data | HeteroData, store: EdgeStorage) -> None:
     """Warns of an attribute whose name says that it is one of edges, but which has not a row for
     each, so that it is not sorted with them. It is no error: a model may do without."""
     num_edges = store['edge_index'].size(1)
-    for key in _OF_EDGES:
+    for key in EDGE_ATTRS:
         value = store.get(key)
         if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) == num_edges:
             continue

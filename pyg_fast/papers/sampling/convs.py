@@ -75,12 +75,10 @@ class _Sampled(Mixin):
         return sample == 'always' or (sample == 'eval' and not self.training)
 
     def _scales_sums(self) -> bool:
-        if self.strategy not in STRATEGIES:  # It was changed.
-            _check_sampling(self.num_samples, self.strategy, self.sample)
-        return self.strategy in SCALED
+        return self._sampling().strategy in SCALED
 
     def _sampling(self) -> Sampling:
-        if self.strategy not in STRATEGIES:
+        if self.strategy not in STRATEGIES:  # It was changed.
             _check_sampling(self.num_samples, self.strategy, self.sample)
         return Sampling(self.num_samples, self.strategy)
 
