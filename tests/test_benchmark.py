@@ -125,6 +125,24 @@ def test_a_way_that_fails_is_a_row(device: torch.device) -> None:
     assert ours.ratio is None
 
 
+def test_what_fails_in_one_way(device: torch.device) -> None:
+    class Picky(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(64, 4)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            if type(self.conv) is GCNConv:
+                raise RuntimeError("a PyG's layer")
+            return self.conv(x, edge_index)
+
+    result = pyg_fast.benchmark(Picky().to(device), planted(device), capture=False, seconds=0.01)
+    pyg, ours = result.rows
+    assert pyg.error == "RuntimeError: a PyG's layer"
+    assert ours.error is None
+    assert 'failed' in repr(result)
+
+
 def test_what_fails_in_every_way(device: torch.device) -> None:
     data, model = planted(device), GCNConv(64, 4).to(device)
     for own, kwargs, text in (
