@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
+import pyg_fast
 from pyg_fast import ops
 from pyg_fast.ops._attention import keeps
 
@@ -38,7 +40,7 @@ TOLERANCE = 1e-4  # of the largest entry, for float32
 INFERENCE, TRAINING, OURS = 'ours, inference', 'ours, training', 'ours'
 DROPPED = f'ours, training, dropout {DROPOUT}'
 OURS_DROPPED = f'ours, dropout {DROPOUT}'
-COMPOSED = 'PyG ops'
+COMPOSED, GENERATED = 'PyG ops', 'generated kernels'
 
 
 def pyg_fits(messages: int, device: torch.device) -> bool:
@@ -133,6 +135,23 @@ class GATCase(Case):
         return F.leaky_relu(alpha_src[src] + alpha_dst[dst], SLOPE)
 
 
+class GATv2Message(pyg.MessagePassing):
+    """The attention of GATv2, as a layer of one's own has it."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='add', node_dim=0)
+
+    def forward(self, edge_index: Tensor, *inputs: Tensor) -> Tensor:
+        x, x_dst, att = inputs
+        return self.propagate(edge_index, x=(x, x_dst), att=att)
+
+    def message(
+        self, x_i: Tensor, x_j: Tensor, att: Tensor, index: Tensor, size_i: int,
+    ) -> Tensor:
+        scores = (F.leaky_relu(x_j + x_i, SLOPE) * att).sum(-1)
+        return x_j * softmax(scores, index, num_nodes=size_i).unsqueeze(-1)
+
+
 class GATv2Case(Case):
     """Inputs of :func:`pyg_fast.ops.gatv2`."""
 
@@ -146,6 +165,14 @@ class GATv2Case(Case):
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         x, x_dst, att = inputs
         return (F.leaky_relu(x[src] + x_dst[dst], SLOPE) * att).sum(-1)
+
+    @functools.cached_property
+    def layer(self) -> pyg.MessagePassing:
+        return pyg_fast.accelerate(GATv2Message(), strict=True)
+
+    def generated(self, *inputs: Tensor, dropout: float = 0.0) -> Tensor:
+        """The result by the kernels that layers of users get."""
+        return self.layer(self.graph.prepared, *inputs)
 
 
 CASES: dict[str, type[Case]] = {'gat': GATCase, 'gatv2': GATv2Case}
@@ -161,6 +188,9 @@ def kernel_contenders(case: Case, mode: str, scatter_limit: float) -> list[Conte
         Contender(name, functools.partial(case.work, case.ours, mode, *how), True,
                   functools.partial(error, dropout=how[0]))
         for name, how in declared.items()]
+    if isinstance(case, GATv2Case):
+        made.append(Contender(GENERATED, functools.partial(
+            case.work, case.generated, mode, training=mode != FORWARD), check=error))
     messages = case.graph.num_edges * case.x[0].numel() * case.x.element_size()
     if messages <= scatter_limit * 2**30:
         made.append(Contender(COMPOSED, functools.partial(

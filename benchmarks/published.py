@@ -137,12 +137,20 @@ def shares(cells: Iterable[Cell]) -> str:
     return f"{sum(ran.values())} of {len(ran)} run as kernels: {', '.join(parts)}."
 
 
-def mean_ratio(cells: Iterable[Cell]) -> str:
-    """The geometric mean of the layers' ratios."""
-    measured = [cell.facts['PyG / ours'] for cell in cells if 'PyG / ours' in cell.facts]
-    if not measured:
-        return ''
-    return f' Geometric mean of PyG / ours: {statistics.geometric_mean(measured):.2f}.'
+def mean_ratios(cells: Sequence[Cell]) -> str:
+    """Geometric means over the layers that have both of what is compared."""
+    found = {'PyG / ours': [
+        cell.facts['PyG / ours'] for cell in cells if 'PyG / ours' in cell.facts]}
+    for label, theirs, ours, of in (
+            ('compiled PyG / ours, compiled', COMPILED, OURS_COMPILED, 'median_ms'),
+            ("memory of PyG / ours", PYG, OURS, 'peak_bytes')):
+        pairs = [
+            [getattr(cell.results.get(each), of, None) for each in (theirs, ours)]
+            for cell in cells]
+        found[label] = [one / two for one, two in pairs if one and two]
+    told = [f'{label} {statistics.geometric_mean(values):.2f} ({len(values)} layers)'
+            for label, values in found.items() if values]
+    return f" Geometric means: {', '.join(told)}." * bool(told)
 
 
 def peak(run: Callable[[], Any], cuda: bool) -> int | None:
@@ -272,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     goals = [cell.facts['goal'] for section in sections for cell in section.cells
              if 'goal' in cell.facts]
     bench.note(f'The goal holds in {goals.count(RIGHT)} of {len(goals)} rows.', *(
-        f'{section.title}: {shares(section.cells)}{mean_ratio(section.cells)}'
+        f'{section.title}: {shares(section.cells)}{mean_ratios(section.cells)}'
         for section in sections))
     bench.finish()
 
