@@ -856,7 +856,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         'python': platform.python_version(),
         'torch': torch.__version__,
         'pyg_fast': pyg_fast.__version__,
-        **{name.replace('-', '_'): _version(name) for name in (
+        **{name.replace('-', '_'): version(name) for name in (
             'torch-geometric', 'torch-sparse', 'torch-scatter')},
         'cuda': torch.version.cuda if cuda else None,
         'driver': _output(
@@ -880,7 +880,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return None

@@ -54,6 +54,7 @@ LIMITS = {
     'random_graphs': ['benchmarks.aggregate.SIZES'],
     'bytes_of_pygs_messages': ['benchmarks.gat.REFERENCE_BYTES'],
     'edges_looked_at': ['benchmarks.large_graphs._EDGES'],
+    'messages_at_once': ['benchmarks.attention._BLOCK'],
 }
 
 

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import _forks
 import pytest
@@ -313,6 +314,98 @@ def test_edge_mlp(tmp_path: Path) -> None:
         for cell in section['cells']:
             assert cell['results'].keys() == {'ours, prepared', 'ours, edge_index', 'PyG'}
             assert cell['results']['ours, prepared']['error'] <= 1
+
+
+def test_attention(tmp_path: Path, compiled: list[str | None]) -> None:
+    report, markdown, _ = run(
+        'attention',
+        tmp_path,
+        '--cases',
+        'graph,mesh to grid',
+        '--graphs',
+        'tiny',
+        '--scale',
+        '0.001',
+        '--buffer',
+        '1',
+        '--modes',
+        'step',
+    )
+    check_report(report, markdown)
+    assert compiled == [None] * 3
+    assert report['left_out'] == {'anemoi-models': 'its kernels are for GPUs'}
+    _, section = report['sections']
+    assert section['title'] == 'Attention, step, float32'
+    assert [cell['graph'] for cell in section['cells']] == [
+        'tiny: 8 x 8',
+        'tiny: 4 x 64',
+        'mesh to grid: 16 x 64',
+    ]
+    for cell in section['cells']:
+        assert list(cell['results']) == [
+            'ours, prepared',
+            'ours, edge_index',
+            'PyG',
+            'PyG, torch.compile',
+        ]
+        assert all(result['error'] <= 1 for result in cell['results'].values())
+        assert cell['facts']['share of bandwidth'] > 0
+    nodes, edges, sources = (
+        report['graphs']['mesh to grid'][what] for what in ('nodes', 'edges', 'sources')
+    )
+    assert (nodes, edges, sources) == (552, 3 * 552, 42)
+    row = 4 * 16 * 64
+    forward = (2 * nodes + 2 * sources + edges) * row + 4 * (edges + nodes + 1)
+    step = 2 * forward + (nodes + 2 * sources + edges) * row
+    assert cell['facts']['least MB'] == pytest.approx(step / 1e6, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('name', 'degree'),
+    [('mesh', 8), ('mesh at random', 8), ('grid to mesh', 40), ('mesh to grid', 3)],
+)
+def test_attention_by_anemoi(
+    harness, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str, degree: int
+) -> None:
+    """Its kernels get the arrays that they read, and what is wrong is seen."""
+    from benchmarks import attention
+
+    def conv(q, k, v, e, csc, reverse):
+        (row, colptr), (rowptr, edge_ids, edge_dst) = csc, reverse
+        dst = torch.arange(q.size(0)).repeat_interleave(colptr.diff())
+        assert torch.equal(dst, edge_dst)
+        src = torch.arange(k.size(0)).repeat_interleave(rowptr.diff())
+        assert torch.equal(row[edge_ids], src)
+        weights = ((q[dst] * (k[row] + e)).sum(-1) / q.size(-1) ** 0.5).exp()
+        total = torch.zeros(q.shape[:2]).index_add(0, dst, weights)
+        messages = (v[row] + e) * (weights / total[dst]).unsqueeze(-1)
+        return torch.zeros_like(q).index_add(0, dst, messages)
+
+    module = SimpleNamespace(graph_transformer_attention_conv=conv)
+    for found, loaded in ((None, None), (conv, module)):
+        monkeypatch.setitem(sys.modules, 'anemoi.models.triton.gt', loaded)
+        told: dict[str, str] = {}
+        bench = SimpleNamespace(
+            cuda=True, report=SimpleNamespace(left_out=told), note=lambda line: None
+        )
+        assert attention.anemoi(bench) is found
+        assert ('cannot be imported' in told.get('anemoi-models', '')) == (found is None)
+
+    edges = attention.KINDS[name].make(name, 0.001, torch.device('cpu'))
+    pairs = edges.edge_index[0] * edges.num_dst + edges.edge_index[1]
+    assert pairs.unique().numel() == pairs.numel() == degree * edges.num_dst
+    assert edges.summary()['largest_degree'] == degree
+    limits(messages_at_once=1 << 10)
+    case = attention.Case(edges, 2, 8, torch.float32)
+    outputs = case.step(attention.ANEMOI, attention.STEP, conv)()
+    assert case.check(outputs) <= 1
+    for place, t in enumerate(outputs):
+        wrong = t.clone()
+        wrong.view(-1)[-1] += t.norm() * 1e-2
+        assert not case.check([*outputs[:place], wrong, *outputs[place + 1 :]]) <= 1
+    limits(messages_at_once=1 << 20)
+    at_once = attention.Case(edges, 2, 8, torch.float32)
+    assert case.check(at_once.expected) <= 1e-2
 
 
 def test_gps(tmp_path: Path) -> None:
