@@ -241,7 +241,7 @@ class Case:
         """By PyG's code in float64, for the edges of some destinations at a time, whose sources
         are copies. It is kept in float32, whose rounding is far below the allowed errors."""
         (q, k, v, e), grad, ptr = (x.detach() for x in self.leaves), self.grad, self.edges.colptr
-        some = max(1, _BLOCK // q[0].numel())
+        layer, some = Attention(), max(1, _BLOCK // q[0].numel())
         ends = torch.searchsorted(ptr, torch.arange(0, e.size(0), some, device=ptr.device))
         bounds = sorted({0, *ends.tolist(), self.edges.num_dst})
         found = [torch.zeros_like(x, dtype=torch.float) for x in (q, q, e)]
@@ -251,7 +251,7 @@ class Case:
             src, dst = self.edges.edge_index[:, taken]
             leaves = [x.double().requires_grad_() for x in (q[nodes], k[src], v[src], e[taken])]
             copies = torch.stack([torch.arange(src.numel(), device=src.device), dst - start])
-            out = Attention()(*leaves, copies)
+            out = layer(*leaves, copies)
             grads = torch.autograd.grad(out, leaves, grad[nodes].double())
             for into, place, part in zip(
                     found, (nodes, nodes, taken), (out.detach(), grads[0], grads[3]), strict=True):
