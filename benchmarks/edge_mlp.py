@@ -191,7 +191,8 @@ class Case:
             run: Any = pyg_fast.compile(layer, mode=mode)
         else:
             run = compiled(name, layer)
-        leaves = [x.to(dtype).requires_grad_() for x in self.x]
+        # Own ones: a layer that keeps its output keeps their nodes of autograd, and their stream.
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in self.x]
         wanted = [*leaves, *layer.parameters()]
 
         def step() -> Inputs:

@@ -17,7 +17,7 @@ from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
 from .column_sums import column_sums
-from .path import ALL_ROWS, Rows, expanded
+from .path import ALL_ROWS, Rows, expanded, no_result_in_place
 from .sampling import of_sample, sampled_graph
 
 # From this number of edges on, features are scaled before a sum of weighted edges, so the kernel
@@ -158,7 +158,10 @@ def _dense_product(
         *parts, atomic, order = graph.groups
         atomic = atomic and not torch.are_deterministic_algorithms_enabled()
         out = ops.spmm_groups.default(*args, *parts, atomic, order, *placed)
-    return out if own is None or op.diag is None else out.addcmul_(op.diag.view(-1, 1), own)
+    if own is None or op.diag is None:
+        return out
+    diag = op.diag.view(-1, 1)
+    return out.addcmul(diag, own) if no_result_in_place() else out.addcmul_(diag, own)
 
 
 def _in_torch(op: SparseOperator, x: Tensor, bias: Tensor | None, out_acc: bool) -> Tensor:

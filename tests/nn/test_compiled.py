@@ -727,3 +727,12 @@ def test_layers_one_by_one(device: torch.device) -> None:
         layer = pyg_fast.accelerate(conv.double().to(device)).eval()
         torch.compile(layer, backend=backend, dynamic=True, fullgraph=True)(x, edges)
     assert backend.frame_count == len(convs)
+
+
+def test_weights_of_many_edges(device: torch.device, limits: Callable[..., None]) -> None:
+    """Features are scaled before the sum, and those of self-loops are added to the result."""
+    limits(numbers_scaled_first=0)
+    x, edge_index, _ = graph_data(20, 60, device)
+    weight = torch.rand(60, dtype=torch.float64, device=device)
+    layer = GCNConv(8, 4).to(device, torch.float64)
+    assert_like_pyg(layer, [[x, edge_index, weight]])
