@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import degree
 
+from pyg_fast.graph import prepare_edge_index
+
 EDGE_WIDTH, BASES, RELATIONS, HEADS = 16, 4, 5, 4
 PREDICATES, FRAMES = 237, 3  # relations of a knowledge graph, points in time
 OptInt: TypeAlias = Optional[int]  # noqa: UP045 (PyG reads no unions of other forms)
@@ -44,6 +46,13 @@ class Inputs(NamedTuple):
             normal(num_nodes, width), edge_index, normal(num_edges, EDGE_WIDTH),
             torch.stack([integers(high) for high in BONDS], 1), weight + 0.1, integers(RELATIONS),
             normal(num_nodes, 3), integers(PREDICATES), normal(FRAMES, num_nodes, width))
+
+    def prepared(self) -> 'Inputs':
+        """The same with a prepared graph, whose edges are in another order."""
+        edge_index, perm = prepare_edge_index(self.edge_index, (self.x.size(0),) * 2)
+        of_edges = ('edge_attr', 'bond', 'weight', 'relation', 'predicate')
+        moved = {name: getattr(self, name)[perm] for name in of_edges}
+        return self._replace(edge_index=edge_index, **moved)
 
     def of(self, names: Sequence[str], dtype: torch.dtype) -> list[Tensor]:
         """Some of them; those of nodes ask for gradients."""
