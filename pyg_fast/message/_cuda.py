@@ -39,6 +39,9 @@ _MAX_PROGRAMS, _MAX_TOTALS = 2**14, 2**23
 # more than a row.
 _FEW_EDGES, _MANY_ROWS, _ROWS_OF_FEW = 8, 2**15, 4
 _TILE = 64  # columns, of results whose rows are divided
+# The columns of a tile for rows of few edges, and how many edges are few for it.
+_WIDE_TILE, _SHORT_ROW = 256, 32
+_L2_CACHE = 50 * 2**20  # bytes, where there is no GPU
 
 
 class Recipe(NamedTuple):
@@ -50,6 +53,7 @@ class Recipe(NamedTuple):
     most_programs: int | None  # of a tile; None: a program takes one row, or a few
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
+    wide: 'Recipe | None' = None  # for rows of few edges, where wider tiles may be faster
 
 
 # How many source texts stay in memory.
@@ -142,6 +146,20 @@ def choose_tile(source: Source) -> Tile:
     return Tile(max(1, min(most, values // width)), sizes, 1)
 
 
+def choose_wide_tile(source: Source) -> Tile | None:
+    """The blocks for rows of few edges: of several heads, so that a thread has more numbers of one
+    edge to wait for at once."""
+    heads, *others = source.sizes
+    if not (source.tiled and others) or source.totals or source.has_maps or source.num_tiles > 1:
+        return None
+    sizes = tuple(next_power_of_two(n) for n in others)
+    heads = math.gcd(heads, max(1, _WIDE_TILE // math.prod(sizes)))
+    columns = heads * math.prod(sizes)
+    return (
+        Tile(_WIDE_TILE // columns, (heads, *sizes), 1) if _TILE < columns <= _WIDE_TILE else None
+    )
+
+
 class Schedule(NamedTuple):
     """The CSR structure whose rows a pass walks."""
 
@@ -151,6 +169,7 @@ class Schedule(NamedTuple):
     num_rows: int
     groups: Groups | None
     most_edges: int  # an upper bound of the edges of a row
+    num_cols: int
 
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
@@ -158,8 +177,25 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
     if role == 'src':
         graph = graph.t()
     return Schedule(
-        graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups, graph.most_edges
-    )
+        graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups, graph.most_edges,
+        graph.num_src,
+    )  # fmt: skip
+
+
+def _in_wide_tiles(schedule: Schedule, itemsize: int) -> bool:
+    """Whether wide tiles are faster: rows are short, and the L2 cache holds a wide tile of what
+    they gather, or not even a narrow one."""
+    if schedule.col.size(0) > _SHORT_ROW * schedule.num_rows:
+        return False
+    column, cache = schedule.num_cols * itemsize, _l2_cache(schedule.col.device)
+    return _WIDE_TILE * column <= cache or _TILE * column > cache
+
+
+@lru_cache
+def _l2_cache(device: torch.device) -> int:
+    if device.type != 'cuda':
+        return _L2_CACHE
+    return getattr(torch.cuda.get_device_properties(device), 'L2_cache_size', _L2_CACHE)
 
 
 def most_programs(program: Program, outs: Sequence[Out], source: Source) -> int | None:
@@ -208,8 +244,11 @@ def run_pass_cuda(
     pass_: 'Pass', schedule: Schedule, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of a pass, and the second ones of kinds that have two."""
-    rowptr, col, perm, num_rows, groups, most = schedule
+    rowptr, col, perm, num_rows, groups, most, _ = schedule
     recipe, pieces = pass_.recipe(acc), divide_rows(col.size(0), num_rows, groups, most)
+    if recipe.wide is not None:
+        itemsize = 2 if recipe.source.half else acc.itemsize
+        recipe = recipe.wide if _in_wide_tiles(schedule, itemsize) else recipe
     grid = _grid_of(recipe, pieces, num_rows, col.size(0))
     buffers = _allocate(pass_, recipe, schedule, grid, acc)
     seconds: list[Tensor | None] = [buffers.seconds.get(k) for k in range(len(buffers.outs))]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..sparse.graph import Graph
 from ._cpu import check_maps, encode
-from ._cuda import Recipe, choose_tile, most_programs
+from ._cuda import Recipe, Tile, choose_tile, choose_wide_tile, most_programs
 from ._gradients import Gradients, cotangents_of, derive_gradients
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
@@ -71,14 +71,16 @@ class Pass:
     def recipe(self, acc: torch.dtype) -> Recipe:
         """The Triton kernel. Raises :class:`Refused`."""
         source = generate(self.program, list(self.outs), self.row_role, _TRITON_DTYPES[acc])
-        tile = choose_tile(source)
-        return Recipe(
-            source, tile,
-            -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
-            most_programs(self.program, self.outs, source),
-            [self.program[out.at].shape for out in self.outs],
-            [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
-        )  # fmt: skip
+        most = most_programs(self.program, self.outs, source)
+        shapes = [self.program[out.at].shape for out in self.outs]
+        dtypes = [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs]
+
+        def recipe(tile: Tile, wide: Recipe | None) -> Recipe:
+            num_tiles = -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1
+            return Recipe(source, tile, num_tiles, most, shapes, dtypes, wide)
+
+        wide = choose_wide_tile(source)
+        return recipe(choose_tile(source), None if wide is None else recipe(wide, None))
 
     @property
     def compares(self) -> bool:

@@ -119,7 +119,7 @@ def cuda_pass(
     starts = torch.tensor(rowptr, dtype=torch.int32)
     groups = groups_of(starts, least) if known else None
     columns = torch.zeros(len(x), dtype=torch.int32)
-    schedule = Schedule(starts, columns, None, len(rowptr) - 1, groups, len(x))
+    schedule = Schedule(starts, columns, None, len(rowptr) - 1, groups, len(x), len(x))
     inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
 
     def how(*numbers: Any) -> Any:
@@ -349,6 +349,7 @@ PYG_LAYERS = {
                                 torch.tensor([0, 5])), None),
     'Transformer, edges': (lambda: pyg.TransformerConv(6, 4, heads=2, edge_dim=5), 5),
     'Transformer, tiles of heads': (lambda: pyg.TransformerConv(6, 24, heads=3), None),
+    'Transformer, wide tiles': (lambda: pyg.TransformerConv(6, 24, heads=8, edge_dim=5), 5),
     'FeaSt': (lambda: pyg.FeaStConv(6, 5, heads=2), None),
 }  # fmt: skip
 
@@ -388,7 +389,7 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     x[0] = 2.0**10
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
     columns = torch.zeros(len(x), dtype=torch.int32)
-    schedule = Schedule(rowptr, columns, None, num_rows, None, len(x))
+    schedule = Schedule(rowptr, columns, None, num_rows, None, len(x), 1)
     one_program = {'most_programs': lambda *_: 1, 'choose_tile': lambda _: _cuda.Tile(1, (1,), 1)}
     for name, choice in one_program.items():
         monkeypatch.setattr(_passes, name, choice)
@@ -431,3 +432,17 @@ def test_memory(cuda: torch.device) -> None:
     message_passing(graph, torch.sigmoid, {'input': x}, strict=True)
     most = torch.cuda.max_memory_allocated() - before
     assert most <= (32_768 + 2 * 1_000) * 32 * 4 + 2**18
+
+
+def test_wide_tiles() -> None:
+    """For short rows, unless only narrow tiles fit into the cache."""
+    col = torch.zeros(32, dtype=torch.int32)
+
+    def is_wide(num_rows: int, num_cols: int) -> bool:
+        of_rows = Schedule(col, col, None, num_rows, None, 32, num_cols)
+        return _cuda._in_wide_tiles(of_rows, 4)
+
+    assert is_wide(1, 40_000)
+    assert is_wide(1, 1_000_000)
+    assert not is_wide(1, 150_000)
+    assert not is_wide(0, 40_000)

@@ -80,6 +80,7 @@ LAYERS = {
     'Transformer': lambda: pyg.TransformerConv(64, 8, heads=8),
     'Transformer, edges': lambda: pyg.TransformerConv(64, 8, heads=8, edge_dim=16),
     'Transformer, tiles of heads': lambda: pyg.TransformerConv(64, 24, heads=3),
+    'Transformer, wide tiles': lambda: pyg.TransformerConv(64, 64, heads=4, edge_dim=16),
     'PointTransformer': lambda: pyg.PointTransformerConv(64, 64),
     'RGAT': lambda: pyg.RGATConv(
         64, 4, 3, heads=2, dim=2, attention_mode='multiplicative-self-attention', mod='additive'
@@ -102,7 +103,7 @@ def plan_of(name: str) -> Plan:
     x = torch.rand(9, 16 if 'narrow' in name else 64)
     edges = torch.randint(9, (2, 30))
     widths = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24, 'Transformer, edges': 16}
-    widths['Rotates'] = 32
+    widths |= {'Rotates': 32, 'Transformer, wide tiles': 16}
     if name == 'PointTransformer':
         conv(x, torch.rand(9, 3), edges)
     elif name == 'RGAT':
@@ -180,7 +181,7 @@ COMPILED = [*LAYERS, 'GATv2, edges of 16', 'GATv2, edges of 24']
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiles(name: str) -> None:
     for k, recipe in enumerate(recipes(name), COMPILED.index(name)):
-        tile = recipe.tile
+        tile = (recipe.wide if 'wide' in name and recipe.wide else recipe).tile
         constants = {'HAS_PERM': True, 'OFFSET': triton.language.int32, 'BE': tile.edges}
         constants |= {f'B{j}': n for j, n in enumerate(tile.columns)}
         source = recipe.source
@@ -218,6 +219,7 @@ def test_heads_are_in_tiles() -> None:
     found = {(recipe.tile.columns, recipe.num_tiles) for recipe in recipes(
         'Transformer, tiles of heads')}  # fmt: skip
     assert ((2, 32), 2) in found
+    assert [recipe.wide.tile for recipe in recipes('Transformer, wide tiles') if recipe.wide]
 
 
 @pytest.mark.parametrize('kinds', [
