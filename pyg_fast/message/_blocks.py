@@ -31,8 +31,6 @@ from ._triton import Out
 # where each of about 90 launches needs much work to be worth it.
 MAX_BYTES = {'cpu': 2**26}
 GPU_SHARE = 1 / 8
-# Bytes of a value of all edges, of which PyG's code has several.
-_CACHES = 2**26
 # Edges of a part of a row: sums of longer rows add up parts.
 _PART = 256
 
@@ -344,11 +342,6 @@ def _value_positions(plan: Plan) -> list[int]:
 def edges_per_block(plan: Plan, device: torch.device) -> int:
     """The number of edges of a block in the backward pass of a plan."""
     return block_size(plan.message, _value_positions(plan), device)
-
-
-def fits_caches(size: int) -> bool:
-    """Whether PyG's tensors of all edges, of so many bytes each, stay in the caches of a CPU."""
-    return size < _CACHES
 
 
 def fits_memory(plan: Plan, num_edges: int, device: torch.device) -> bool:

@@ -10,12 +10,14 @@ _CURES = [
     (r'calls (print|breakpoint|input)\b', 'print in forward, or remove the call'),
     (r'calls a logger|calls warnings', 'the call in forward, or remove it'),
     (r'calls [\w.]+, which', 'call it in forward, and pass its result to propagate'),
+    (r'__main__ lacks', "the profiler in the script: cProfile.run('main()')"),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
     (r'sets an attribute|global$', 'the attribute set in forward or update'),
-    (r'^\d+ edges$|(too|so) few|fit into memory|sizes that differ|as many edges as destinations',
+    (r'^\d+ edges$|(too|so) few|takes longer than|fit into memory|sizes that differ|'
+     'as many edges as destinations',
      "nothing: PyG's code is faster here; pyg_fast.small_graphs('kernel') runs the kernel"),
     (r'edge_index of type', 'an edge_index for each layer: a dict goes to HeteroConv or HGTConv'),
     (r'sparse matrix', 'an edge_index in place of the sparse matrix'),

@@ -314,16 +314,13 @@ class Passes:
         return Backward((), tuple(passes), any(one.role == 'src' and need for one, need in pairs))
 
     @property
-    def repeated_bytes(self) -> int:
-        """The bytes of an edge's largest result, if the backward pass of tiles has more products
-        than PyG's code; else 0."""
-        return self._measure_repeated()
+    def repeats_wide_maps(self) -> bool:
+        """Whether the backward pass of tiles has more products than PyG's code, of wide values."""
+        return self._repeats_wide_maps()
 
     @_memoize
-    def _measure_repeated(self) -> int:
-        plan = self.plan
-        widest = max(math.prod(plan.message[each.at].shape) for each in plan.outputs)
-        return plan.repeats_work * widest * self.acc.itemsize
+    def _repeats_wide_maps(self) -> bool:
+        return self.plan.repeats_work and self.plan.has_wide_maps
 
     @property
     def map_gradients(self) -> MapGradients | None:

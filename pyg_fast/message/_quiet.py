@@ -10,6 +10,7 @@ _LOGGERS = (
     'torch._subclasses.fake_tensor', 'torch.fx.experimental.symbolic_shapes',
     'torch._dynamo.convert_frame', 'torch._dynamo.guards', 'torch._dynamo.symbolic_convert',
     'torch._dynamo.output_graph', 'torch._dynamo.utils', 'torch._dynamo.variables.builder',
+    'torch._guards',
 )  # fmt: skip
 
 

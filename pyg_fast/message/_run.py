@@ -87,14 +87,12 @@ SLOWER_IN_TILES = (
 def is_slower_in_tiles(
     passes: Passes, num_edges: int, trains: bool, device: torch.device | None = None
 ) -> bool:
-    """Whether PyG's code is faster than tiles: on a CPU for few edges, on a GPU with wide values of
-    float32, where their tensors fit into the memory of the `device`."""
-    plan, size = passes.plan, passes.repeated_bytes
-    if not (trains and plan.in_tiles and runs_pygs_code()) or size == 0:
+    """Whether PyG's code is faster than tiles: on a GPU with wide values of float32, where their
+    tensors fit into the memory of the `device`."""
+    plan = passes.plan
+    if not (trains and plan.on_cuda and plan.in_tiles and runs_pygs_code()):
         return False
-    if not plan.on_cuda:
-        return _blocks.fits_caches(num_edges * size)
-    return plan.has_wide_maps and (
+    return passes.repeats_wide_maps and (
         device is None or _blocks.fits_memory(plan, num_edges, device)
     )  # fmt: skip
 

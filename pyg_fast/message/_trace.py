@@ -94,6 +94,8 @@ _TERMS = (
     (r'Failed to trace builtin operator.*?builtin operator `(\w+)`', _NO_OPERATION),
     (r'marked as skipped.*?(?:function|builtin) `(?:<unknown module>\.)?([\w.]+?)\.?`',
      _NO_OPERATION),
+    (r"module '__main__' has no attribute '(\w+)'",
+     r'message reads \1, which the module __main__ lacks, as under python -m cProfile'),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),

@@ -66,12 +66,14 @@ def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, obje
     }
 
 
-def _in_memory(known: tuple[int, str], edge_index: Adj) -> str | None:
-    """Why PyG's code runs for no more edges than it ran for in an earlier call."""
+def _in_memory(known: tuple[int, bool, str], edge_index: Adj) -> str | None:
+    """Why PyG's code runs for no more edges than it ran for in an earlier call, which trained if
+    this one does."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return None
-    num_edges, reason = known
+    num_edges, trained, reason = known
     fits = edge_index.dim() == 2 and edge_index.size(1) <= num_edges
+    fits = fits and trained == torch.is_grad_enabled()
     return reason if fits and runs_pygs_code() else None
 
 
@@ -211,7 +213,7 @@ class FusedPropagate(FusedLayer):
             self._fused_note(str(error))
             tell(self, error)
             if isinstance(error, InMemory):
-                own['_in_memory'] = edge_index.size(1), str(error)
+                own['_in_memory'] = edge_index.size(1), torch.is_grad_enabled(), str(error)
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {error}"

@@ -911,3 +911,16 @@ def test_arguments_that_message_does_not_read(device: torch.device) -> None:
     torch.testing.assert_close(pyg_fast.accelerate(conv)(x, edge_index), expected)
     assert why_pygs(conv) == ''
     assert pyg_fast.accelerate_report(Reads())[0].reason == "'message' reads 'size_j'"
+
+
+def test_names_that_main_lacks(device: torch.device) -> None:
+    """A script's code runs apart from its module under `python -m cProfile`."""
+    scope: dict[str, Any] = {'__name__': '__main__', 'torch': torch, 'Base': MessagePassing}
+    exec('class Own(Base):\n    def message(self, x_j): return torch.relu(x_j)', scope)
+    layer = pyg_fast.accelerate(scope['Own']())
+    layer.propagate(graph(device), x=torch.randn(N, F, device=device))
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.reason == (
+        'message reads torch, which the module __main__ lacks, as under python -m cProfile'
+    )
+    assert 'cProfile.run' in str(pyg_fast.accelerate_report(layer))
