@@ -105,7 +105,8 @@ class Timed:
     """A table of times: of a section of a benchmark, or of several whose records have it.
 
     ``rivals`` are beginnings of the names of the rivals of ``ours``, ``also`` other contenders to
-    show, ``width`` is what widths are called, ``called`` has other names of contenders.
+    show, ``width`` is what widths are called, ``called`` has other names of contenders. A row
+    counts that has a contender that it ``needs``, if any: runs differ in what they measured.
     """
 
     title: str
@@ -116,6 +117,7 @@ class Timed:
     also: Sequence[str] = ()
     width: str = 'F'
     called: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: str = ''
 
     def rows(self, runs: Iterable[Run]) -> dict[str, list[Row]]:
         """The rows by device, GPUs first; of each graph from its newest run."""
@@ -128,7 +130,8 @@ class Timed:
                 Row(run, Cell(cell['graph'], cell['width'], {
                     name: result_of(result) for name, result in cell['results'].items()}))
                 for section in run.data['sections'] if section['title'] == self.section
-                for cell in section['cells'] if cell['graph'] not in known]
+                for cell in section['cells'] if cell['graph'] not in known
+                and (not self.needs or self.needs in cell['results'])]
             if new:
                 found.setdefault(run.device, []).extend(new)
         return dict(sorted(found.items(), key=lambda item: item[0].startswith('CPU')))

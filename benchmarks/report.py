@@ -21,6 +21,7 @@ from typing import Any
 from . import (
     _harness,
     _plots,
+    attention,
     compiled,
     edge_mlp,
     gat,
@@ -133,8 +134,17 @@ BLOCKS = Timed(
     'Sums over fresh blocks, forward + backward, float32', loader.OURS,
     [CUSPARSE, loader.TORCH_SPARSE, loader.SCATTER])
 PUBLISHED = [
-    Timed(f'A training step, {size}', 'published', f'A training step, {size}', published.OURS,
-          [layers.PYG], width='channels') for size in published.SIZES]
+    *(Timed(f'A training step, {size}', 'published', f'A training step, {size}', published.OURS,
+            [layers.PYG], width='channels', needs=layers.COMPILED if size == 'hubs' else '')
+      for size in published.SIZES),
+    Timed('A training step as a CUDA graph, hubs', 'published', 'A training step, hubs',
+          layers.OURS_CAPTURED, [layers.PYG], [published.OURS, layers.PREPARED], 'channels',
+          needs=layers.OURS_CAPTURED)]
+GRAPH_TRANSFORMERS = [
+    Timed(f'A graph transformer with projected edge features, {mode}, {dtype}', 'attention',
+          f'Attention, {mode}, {dtype}', layers.OURS_CAPTURED, [layers.PYG, attention.ANEMOI],
+          [layers.PREPARED, layers.PLAIN], 'H C')
+    for dtype in ('float32', 'bfloat16', 'float16') for mode in ('forward', 'step')]
 HUBS = [
     Timed(title, 'hubs', title, layers.PLAIN, [layers.PYG], [layers.PREPARED], 'h')
     for title in (hubs.ROWS, hubs.BATCHES, hubs.TYPED)]
@@ -232,7 +242,7 @@ SYSTEMS = (
         (Headline('three SAGE layers, MaxK, k = 32', MAXK_STEP, 'reddit-like', 32),)),
     System(
         'Attention', 'GAT and GATv2: [Fused attention](../systems/attention.rst).',
-        (GAT_LAYER, GATV2_LAYER, GAT_FORWARD, GAT_BACKWARD, GAT_CORA),
+        (GAT_LAYER, GATV2_LAYER, GAT_FORWARD, GAT_BACKWARD, GAT_CORA, *GRAPH_TRANSFORMERS),
         (Plot('attention', 'Times of layers with attention, forward and backward, ours beside '
               "PyG's", [GAT_LAYER, GATV2_LAYER], ('arxiv-like', 'reddit-like'), _plots.bars(
                   ('GATConv', 'GATv2Conv'), {'ours, prepared graph': layers.PREPARED,
