@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -411,6 +411,29 @@ def look_up_rows(table: Tensor, index: Tensor, wraps: bool) -> Tensor:
     return rows.view(*index.shape, *table.shape[1:])
 
 
+class _Softmax(torch.autograd.Function):
+    """A softmax whose largest score and sum are given. Where an edge has all the weight of its row,
+    the gradient of its score is exactly zero: what rounding leaves of it would be multiplied by
+    scores that may be as large as numbers are."""
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, most: Tensor, scale: Tensor) -> Tensor:
+        out = (score - most).exp() * scale
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (out,) = ctx.saved_tensors
+        return torch.where(out == 1, 0.0, out) * grad, None, None
+
+
+def _softmax(score: Tensor, most: Tensor, scale: Tensor) -> Tensor:
+    if most.requires_grad or scale.requires_grad or not score.requires_grad:
+        return (score - most).exp() * scale
+    return cast(Tensor, _Softmax.apply(score, most, scale))
+
+
 def _evaluate(
     value: Value, args: list[Tensor], inner: list[tuple[int, ...]], own: torch.dtype
 ) -> Tensor:
@@ -446,7 +469,7 @@ def _evaluate(
     if op == 'head_map':
         return head_map(x.to(own), args[1].to(own), attrs[0], transposed=True)
     if op == 'softmax':
-        return (x.to(own) - args[1]).exp() * args[2]
+        return _softmax(x.to(own), args[1], args[2])
     if op == 'cast':
         return x.to(own)
     if op == 'detach':

@@ -116,6 +116,27 @@ def test_extreme_scores(device: torch.device) -> None:
     torch.testing.assert_close(*results, equal_nan=True)
 
 
+def test_an_edge_of_all_the_weight(device: torch.device) -> None:
+    """The gradient of its score is zero, and is not left to rounding times large keys."""
+    torch.manual_seed(1)
+    conv = TransformerConv(F, 4, heads=2).to(device)
+    with torch.no_grad():
+        for lin in (conv.lin_query, conv.lin_key):
+            lin.weight *= 1e15
+    ours = pyg_fast.accelerate(copy.deepcopy(conv))
+    x = torch.randn(N, F, device=device)
+    end = torch.arange(N, device=device)
+    edges = torch.stack([torch.cat([end, (end + 1) % N, (end + 5) % N]), end.repeat(3)])
+    grads = []
+    for each in (ours, conv):
+        out = each(x, edges)
+        weight = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
+        weights = [each.lin_query.weight, each.lin_key.weight, each.lin_value.weight]
+        grads.append(torch.autograd.grad(out, weights, weight))
+    torch.testing.assert_close(*grads)
+    assert grads[1][2].any()
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half(dtype: torch.dtype, device: torch.device) -> None:
     """The error against float64 is at most PyG's."""
