@@ -2,6 +2,7 @@
 gathers and aggregates, see :mod:`~pyg_fast.message._markers`."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,25 @@ def propagate(
         ) for reduce in marks.reduces
     ]  # fmt: skip
     return combined(aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long))
+
+
+def marked_sum(
+    message: Callable[..., Tensor], edge_index: Tensor, reverse: bool, x_j: Tensor, x_i: Tensor,
+    edge_attr: Tensor,
+) -> Tensor:  # fmt: skip
+    """The sum of a layer's `message(x_i, x_j, edge_attr, index, size_i)` with marks, from rows of
+    sources, of destinations and of edges."""
+    edges, (num_src, num_dst) = list_of(edge_index), (x_j.size(0), x_i.size(0))
+    source, index = (edges[1], edges[0]) if reverse else (edges[0], edges[1])
+    out = message(
+        _markers.gather(x_i, index, 'dst', 'x_i'), _markers.gather(x_j, source, 'src', 'x_j'),
+        _markers.edge(edge_attr, index, 'edge_attr'), index, num_dst,
+    )  # fmt: skip
+    graph = _graph(edge_index, not reverse, num_src, num_dst)
+    csr = [graph.rowptr, graph.col]
+    if graph.t_rowptr is not None and graph.t_col is not None:
+        csr += [graph.t_rowptr, graph.t_col]
+    return _markers.aggregate(out, index, num_src, num_dst, 'sum', csr, graph.perm, graph.t_perm)
 
 
 def _marked_results(

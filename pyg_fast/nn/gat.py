@@ -34,6 +34,7 @@ from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
 from ._explain import check_like_parameters
 from ._layer import Fused, entries, known_edges
+from ._marked import marked_sum
 from ._modules import is_plain_linear, part_of, weight_and_bias
 
 # Rules for the features of self-loops that have a kernel.
@@ -336,8 +337,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
     every call. Edge features of up to 128 channels are mapped inside of generated kernels, see
     :class:`~pyg_fast.nn.FusedMessagePassing`.
     These run PyG's own code: :obj:`return_attention_weights`, dtypes other than float32, float64,
-    float16 and bfloat16, aggregations other than sums, hooks and explainers; with edge features
-    :func:`torch.compile`, too.
+    float16 and bfloat16, aggregations other than sums, hooks and explainers.
 
     Args:
         in_channels (int or (int, int)): Size of each input sample, or :obj:`-1` to derive it from
@@ -440,7 +440,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             return None
         src, dst = ends
         if torch.compiler.is_compiling():
-            return self._compiled(edge_index, edge_attr, src, dst) if self.add_self_loops else None
+            return self._compiled(edge_index, edge_attr, src, dst)
         reverse = self.flow == 'target_to_source'
         sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
         loops = looped(edge_index, *sizes, transpose) if self.add_self_loops else None
@@ -484,29 +484,37 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         return self._finished(out, None if self.res is None else self.res(dst), False)
 
     def _compiled(self, edge_index: Tensor, edge_attr: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-        """PyG's code with self-loops. It breaks the graph where it removes those of the list; here
-        they go to a node after the last instead."""
-        num_loops, reverse = min(src.size(0), dst.size(0)), self.flow == 'target_to_source'
+        """PyG's code with marks, of which the backend `pyg_fast` makes a kernel. PyG's own breaks
+        the graph where it removes self-loops; here they go to a node after the last instead."""
+        num_src, num_dst = src.size(0), dst.size(0)
+        reverse, edge_attr = self.flow == 'target_to_source', edge_attr.view(-1, self.edge_dim)
+        mapped, mapped_dst = self._maps(src, dst)
+        if self.add_self_loops:
+            edge_index, edge_attr = self._with_loops(edge_index, edge_attr, num_src, num_dst)
+            mapped_dst, num_dst = F.pad(mapped_dst, (0, 0, 0, 0, 0, 1)), num_dst + 1
+        out = marked_sum(self._attended, edge_index, reverse, mapped, mapped_dst, edge_attr)
+        if self.add_self_loops:
+            out = out[:-1]
+        return self._finished(out, None if self.res is None else self.res(dst), False)
+
+    def _with_loops(
+        self, edge_index: Tensor, edge_attr: Tensor, num_src: int, num_dst: int
+    ) -> tuple[Tensor, Tensor]:
+        """A self-loop of each node behind the edges, and their features; self-loops of the list get
+        a node after the last destination, so that no size depends on their number."""
+        num_loops, target = min(num_src, num_dst), int(self.flow == 'source_to_target')
         edge_index = list_of(edge_index)
         ends = list(edge_index)
         is_loop = ends[0] == ends[1]
-        edge_attr = edge_attr.view(-1, self.edge_dim)
         edge_attr = torch.where(is_loop.view(-1, 1), 0, edge_attr)
         listed = torch.stack([ends[0], torch.where(is_loop, num_loops, ends[1])])
         added = compute_loop_attr(listed, edge_attr, num_loops + 1, False, self.fill_value)
         edge_attr = torch.cat([edge_attr, added[:num_loops]])
-        target = 0 if reverse else 1
-        ends[target] = torch.where(is_loop, dst.size(0), ends[target])
+        # A destination out of range stays one.
+        beyond = torch.where(ends[target] < num_dst, ends[target], ends[target] + 1)
+        ends[target] = torch.where(is_loop, num_dst, beyond)
         loops = torch.arange(num_loops, dtype=edge_index.dtype, device=edge_index.device)
-        edge_index = torch.stack([torch.cat([end, loops]) for end in ends])
-        mapped, mapped_dst = self._maps(src, dst)
-        mapped_dst = F.pad(mapped_dst, (0, 0, 0, 0, 0, 1))
-        if reverse:  # PyG takes the number of destinations from these.
-            mapped = F.pad(mapped, (0, 0, 0, 0, 0, 1))
-        both = mapped, mapped_dst
-        alpha = self.edge_updater(edge_index, x=both, edge_attr=edge_attr)
-        out = self.propagate(edge_index, x=both, alpha=alpha)[:-1]
-        return self._finished(out, None if self.res is None else self.res(dst), False)
+        return torch.stack([torch.cat([end, loops]) for end in ends]), edge_attr
 
     def _looped_attr(
         self, edge_index: Tensor, edge_attr: Tensor, loops: Looped, sizes: tuple[int, int]

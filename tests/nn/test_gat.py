@@ -17,6 +17,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
+from tests._compiled import Backend
 from tests._profile import sorts_of
 from tests._report import may_leave, must_fuse
 
@@ -888,25 +889,34 @@ def test_compile_edge_features(
 
 
 @pytest.mark.parametrize(
-    ('flow', 'fill', 'prepared'),
+    ('flow', 'fill', 'prepared', 'loops'),
     [
-        ('source_to_target', 'mean', False), ('source_to_target', 'number', True),
-        ('target_to_source', 'max', False),
+        ('source_to_target', 'mean', False, True), ('source_to_target', 'number', True, True),
+        ('target_to_source', 'max', False, True), ('source_to_target', 'mean', True, False),
+        ('target_to_source', 'mean', False, False),
     ],
 )  # fmt: skip
 def test_compile_edge_features_of_gatv2(
-    flow: str, fill: str, prepared: bool, device: torch.device
+    flow: str, fill: str, prepared: bool, loops: bool, device: torch.device
 ) -> None:
-    """In one graph: PyG's code breaks it where it removes self-loops."""
+    """A kernel, in one graph: PyG's code breaks it where it removes self-loops."""
     torch._dynamo.reset()
     options = dict(heads=2, edge_dim=4, fill_value=FILL[fill](), residual=True, flow=flow)
-    theirs, ours = layers('gatv2', device=device, **options)
+    theirs, ours = layers('gatv2', device=device, add_self_loops=loops, **options)
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
     edge_attr = features(edge_index.size(1), 4, device=device)
     graph = edge_index
     if prepared:
         graph, order = prepare_edge_index(edge_index, (SRC, SRC))
         edge_index, edge_attr = graph.as_tensor(), edge_attr[order]
+    backend = Backend()
+    compiled = torch.compile(must_fuse(ours), fullgraph=True, backend=backend)
+    assert_same(
+        gradients(theirs, x, edge_index, edge_attr, of_edges=True),
+        gradients(compiled, x, graph, edge_attr, of_edges=True),
+    )
+    assert backend.kernels == backend.frames == 1
+    torch._dynamo.reset()  # Another backend runs PyG's code.
     compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
     assert_same(
         gradients(theirs, x, edge_index, edge_attr), gradients(compiled, x, graph, edge_attr)
@@ -920,10 +930,23 @@ def test_compile_bipartite_edge_features_of_gatv2(device: torch.device) -> None:
     x = features(sizes[0], 8, device=device), features(sizes[1], 6, device=device)
     edge_index = edges(*sizes).to(device)
     edge_attr = features(edge_index.size(1), 4, device=device)
-    compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
+    backend = Backend()
+    compiled = torch.compile(ours, fullgraph=True, backend=backend)
     assert_same(
         gradients(theirs, x, edge_index, edge_attr), gradients(compiled, x, edge_index, edge_attr)
     )
+    assert backend.kernels == 1
+
+
+def test_compiled_gatv2_does_not_drop_a_node_that_is_missing() -> None:
+    """One beyond the last stands for self-loops that are left out."""
+    torch._dynamo.reset()
+    _, ours = layers('gatv2', edge_dim=4)
+    edge_index = edges(SRC, SRC)
+    edge_index[1, 3] = SRC
+    compiled = torch.compile(ours, fullgraph=True, backend=Backend())
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(features(SRC, 8), edge_index, features(edge_index.size(1), 4))
 
 
 @both
