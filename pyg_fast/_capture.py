@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from ._batches import CapturedBatchStep
+from ._batches.runs import check_one_device
 from ._batches.step import check_loss, check_requires_grad
+from ._batches.update import needs_closure
 from ._scores import check_forward, check_loss_fn
 from .errors import DtypeError, ShapeError
 from .graph.small_graphs import small_graphs
@@ -120,7 +122,7 @@ def capture(
         loss_fn (Callable): The loss: :obj:`loss_fn(out[mask], data.y[mask])` for one graph,
             :obj:`loss_fn(out, batch)` for batches.
         mask (str, optional): The name of the training nodes in :obj:`data`: a boolean mask, or
-            indices. With :obj:`None` the loss is that of all nodes. Without effect on batches.
+            indices. With :obj:`None` the loss is that of all nodes. Of one graph only.
             (default: :obj:`"train_mask"`)
         forward (Callable, optional): The output, from :obj:`(model, data)` or
             :obj:`(model, batch)`. (default: :obj:`None`, :obj:`model(data.x, data.edge_index)` or
@@ -139,14 +141,20 @@ def capture(
     Raises:
         TypeError: If an argument has a wrong type, the mask holds other numbers than truth values
             or indices, or a loss of PyTorch is given for batches.
-        ValueError: If :obj:`data` has no :obj:`mask` or no :obj:`y`, or the mask selects no node
-            or does not fit :obj:`y`; a loss is not one number; no parameter of the model is the
-            optimizer's; the loader does not pad; the model has a batch norm that cannot leave out
-            padding; or a CUDA graph cannot hold the optimizer.
+        ValueError: If :obj:`data` has no :obj:`mask` or no :obj:`y`, or the mask selects no node,
+            does not fit :obj:`y` or is given for batches; a loss is not one number; no parameter of
+            the model is the optimizer's; the loader does not pad; the model is a
+            :obj:`DataParallel` or has a batch norm that cannot leave out padding; or a CUDA graph
+            cannot hold the optimizer.
         IndexError: If the indices of :obj:`mask` name a node that :obj:`y` does not have.
         RuntimeError: When the step is captured, if it waits for the GPU or cannot be captured.
     """
     if isinstance(data, GraphLoader):
+        if mask not in (None, 'train_mask'):
+            raise ValueError(
+                "'mask' is of one graph: 'data' must be a Data for it; loss_fn may read a mask of "
+                'the batch'
+            )
         check_loss_fn('loss_fn', loss_fn, 'batch')
         step = CapturedBatchStep(
             model,
@@ -180,6 +188,7 @@ def capture(
             raise TypeError(
                 f"'{name}' must be {article} {kind.__name__}, got {type(value).__name__}"
             )
+    check_one_device(model)
     check_loss_fn('loss_fn', loss_fn, None)
     check_forward(forward)
     if mask is not None and not isinstance(mask, str):
@@ -191,6 +200,11 @@ def capture(
         _check_nodes(data, mask)
     assert isinstance(optimizer, Optimizer)
     _check_parameters(model, optimizer)
+    if needs_closure(optimizer):
+        raise ValueError(
+            f"'optimizer' must step without a closure, got {type(optimizer).__name__}: use another "
+            'one'
+        )
     if _device(model).type == 'cuda':
         _check_optimizer(optimizer)
     return CapturedStep(model, data, optimizer, loss_fn, mask, forward)

@@ -137,6 +137,10 @@ def test_refused(device: torch.device) -> None:
             capture(model, graphs, optimizer, cross_entropy)
     with pytest.raises(ValueError, match="'optimizer' must hold parameters of 'model'"):
         capture(gcn(device), data, optimizer, cross_entropy)
+    with pytest.raises(ValueError, match="'optimizer' must step without a closure, got LBFGS"):
+        capture(model, data, torch.optim.LBFGS(model.parameters()), cross_entropy)
+    with pytest.raises(ValueError, match="'model' must not be a DataParallel"):
+        capture(torch.nn.DataParallel(model), data, optimizer, cross_entropy)
     with pytest.raises(TypeError, match="'loss_fn' must be a function .* CrossEntropyLoss\\(\\)"):
         capture(model, data, optimizer, torch.nn.CrossEntropyLoss)
     with pytest.raises(TypeError, match="'loss_fn' must take two arguments, .* labels: too many"):

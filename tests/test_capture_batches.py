@@ -739,6 +739,8 @@ def test_refused(graphs: list[Data]) -> None:
         ((model, loader, optimizer, loss_fn), {'compile': 1}, TypeError, "'compile' must be"),
         ((model, loader, optimizer, loss_fn), {'forward': 1}, TypeError, "'forward' must be"),
         ((GCNConv(2, 2), loader, optimizer, loss_fn), {}, TypeError, 'pass forward=, such as'),
+        ((nn.DataParallel(model), loader, optimizer, loss_fn), {}, ValueError, 'not be a DataPar'),
+        ((model, loader, optimizer, loss_fn), {'mask': 'x'}, ValueError, "'mask' is of one graph"),
         ((model, graphs[0], optimizer, loss_fn), {'mask': None, 'compile': True}, ValueError,
          "'compile' is of batches"),
     ]:  # fmt: skip

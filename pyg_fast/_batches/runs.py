@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module, UninitializedParameter
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch_geometric.data import Batch
 
@@ -293,11 +293,21 @@ def _check_takes_batch(model: Module) -> None:
         ) from error
 
 
+def check_one_device(model: Module) -> None:
+    """Raises if a model divides its input among several GPUs, which it copies itself to."""
+    if any(isinstance(each, DataParallel) for each in model.modules()):
+        raise ValueError(
+            "'model' must not be a DataParallel, which copies the model to several GPUs in every "
+            'call: capture its module'
+        )
+
+
 def _check_arguments(
     model: object, loader: object, forward: object, compile: object, check: object
 ) -> None:
     if not isinstance(model, Module):
         raise TypeError(f"'model' must be a Module, got {type(model).__name__}")
+    check_one_device(model)
     if any(isinstance(each, DistributedDataParallel) for each in model.modules()):
         raise ValueError(
             "'model' must not be a DistributedDataParallel, whose processes would wait for each "

@@ -11,6 +11,12 @@ from torch.amp import GradScaler
 from torch.optim import SGD, Optimizer
 
 
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether the optimizer calls the model in its step, as LBFGS does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get('closure')
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 class Update:
     """Lets an optimizer step, as a CUDA graph can hold it.
 
@@ -32,8 +38,7 @@ class Update:
         self._records = records
         # Of each group the number, and the tensor that holds it.
         self._rates: dict[int, tuple[float, Tensor]] = {}
-        closure = inspect.signature(type(optimizer).step).parameters.get('closure')
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        if needs_closure(optimizer):
             raise ValueError(
                 f"'optimizer' must step without a closure, got {type(optimizer).__name__}: use "
                 'another one, or optimizer=None and step yourself'
