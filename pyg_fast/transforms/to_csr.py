@@ -58,7 +58,8 @@ class ToCSR(BaseTransform):
     .. warning::
         Edge attributes that are not in :obj:`data` keep the old order, and no layer can tell.
         :obj:`data.e_perm` is the permutation :math:`\pi`, int64 :math:`(|\mathcal{E}|)`: pass
-        :obj:`edge_attr[data.e_perm]`, or put :obj:`edge_attr` into :obj:`data` before.
+        :obj:`edge_attr[data.e_perm]`, or put :obj:`edge_attr` into :obj:`data` before, which is the
+        only way with :obj:`keep_edge_index=False`.
 
     :obj:`e_perm` is an edge-level attribute itself: batches and subgraphs of prepared data have
     that of their edges. If the transform is applied again, it permutes :obj:`e_perm` along, but
