@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import NamedTuple
 
+import torch
 from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
 from ._progress import progress
@@ -19,10 +22,11 @@ from ._scores import (
     least_that_holds,
     score_of,
 )
-from .papers.maxk import MaxKGCNConv, MaxKGNN, MaxKSAGEConv
+from .papers.maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKGNN, MaxKSAGEConv
 from .papers.maxk.convs import check_k
 
 _WITH_K = MaxKGCNConv, MaxKSAGEConv, MaxKGNN
+_APPLY = MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, MaxKGNN
 _FEWEST, _MOST = 1 / 32, 1 / 2  # shares of the features: fewer lose much, more save little
 
 
@@ -92,11 +96,11 @@ def choose_k(
 
     Raises:
         TypeError: If an argument is of the wrong type, or :obj:`train` does not return a module.
-        ValueError: If a model of :obj:`train` has another :obj:`k`, :obj:`max_drop` is negative or,
-            without a :obj:`metric`, not below 1, :obj:`candidates` are empty, below one or, without
-            a layer that says how many features there are, missing, the full score is not a finite
-            number, or, without a :obj:`metric`, :obj:`data` has no :obj:`val_mask` with some nodes
-            or not one class per node.
+        ValueError: If a model of :obj:`train` has another :obj:`k` or applies no MaxK,
+            :obj:`max_drop` is negative or, without a :obj:`metric`, not below 1, :obj:`candidates`
+            are empty, below one or, without a layer that says how many features there are, missing,
+            the full score is not a finite number, or, without a :obj:`metric`, :obj:`data` has no
+            :obj:`val_mask` with some nodes or not one class per node.
 
     Warns:
         UserWarning: If the accuracy without MaxK is no better than chance.
@@ -142,6 +146,7 @@ def _measure(
         raise TypeError(f"'train' must return a torch.nn.Module, got {type(model).__name__}")
     kept = [each.k for each in model.modules() if isinstance(each, _WITH_K)]
     found = {each for each in kept if each is not None}
+    is_known = k is None or any(isinstance(each, _APPLY) for each in model.modules())
     if found and k not in found:
         raise ValueError(
             f"'train' must pass its k on to the model: train({k}) returned one with k="
@@ -149,7 +154,26 @@ def _measure(
         )
     with evaluation_mode(model):
         seconds = time.perf_counter() - start
-        return model, score(model), seconds
+        with nullcontext() if is_known else _Seen() as seen:
+            reached = score(model)
+    if seen is not None and not seen.maxk:
+        raise ValueError(
+            f"'train' must return a model that applies MaxK, got a {type(model).__name__} with no "
+            'MaxK layer: use MaxKGNN, a MaxK layer or MaxK(k) in it'
+        )
+    return model, reached, seconds
+
+
+class _Seen(TorchDispatchMode):
+    """Notes whether MaxK runs, by its op."""
+
+    maxk = False
+
+    def __torch_dispatch__(
+        self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        self.maxk |= func is torch.ops.pyg_fast.maxk.default
+        return func(*args, **(kwargs or {}))
 
 
 def _usual_candidates(model: Module) -> list[int]:

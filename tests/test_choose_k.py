@@ -13,7 +13,8 @@ from torch_geometric.data import Data
 
 from pyg_fast import choose_k
 from pyg_fast.datasets import PlantedGraph
-from pyg_fast.nn import MaxKGCNConv, MaxKGINConv, MaxKGNN, MaxKSAGEConv
+from pyg_fast.nn import MaxK, MaxKGCNConv, MaxKGINConv, MaxKGNN, MaxKSAGEConv
+from pyg_fast.ops import maxk
 from pyg_fast.transforms import ToCSR
 
 
@@ -22,7 +23,7 @@ class Scripted(Module):
 
     def __init__(self, score: float) -> None:
         super().__init__()
-        self.score, self.dropout = score, Dropout()
+        self.score, self.dropout, self.maxk = score, Dropout(), MaxK(1)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> float:
         assert not self.dropout.training
@@ -135,6 +136,14 @@ def test_trained_models_keep_few_features(device: torch.device) -> None:
             ValueError,
             r"'train' must pass its k on .*: train\(2\) returned one with k=3",
         ),
+        (
+            {
+                'train': lambda k: Scripted(0.5) if k is None else Linear(2, 2),
+                'forward': lambda model, data: 0.5,
+            },
+            ValueError,
+            'must return a model that applies MaxK, got a Linear with no MaxK layer',
+        ),
         ({'train': lambda k: None}, TypeError, "'train' must return a torch.nn.Module, got None"),
         ({'max_drop': -1}, ValueError, "'max_drop' must be at least 0"),
         ({'max_drop': 1.0, 'metric': None}, ValueError, "'max_drop' must be below 1"),
@@ -156,3 +165,20 @@ def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: 
     )
     with pytest.raises(error, match=message):
         choose_k(**{**usual, **kwargs})
+
+
+def test_a_model_that_calls_maxk() -> None:
+    """Without a layer that has a number of features."""
+
+    def train(k: int | None) -> Module:
+        model = Linear(2, 2)
+        model.k = k
+        return model
+
+    def forward(model: Any, data: Data) -> float:
+        if model.k is not None:
+            maxk(torch.rand(3, 4), model.k)
+        return 0.5
+
+    choice = choose_k(train, DATA, candidates=[2], metric=lambda out, data: out, forward=forward)
+    assert choice.k == 2
