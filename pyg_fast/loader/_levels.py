@@ -1,5 +1,6 @@
 """Where the rows of each graph of a dataset lie, and those of a batch of its graphs."""
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -80,12 +81,21 @@ class Levels:
 
     def check_rows(self, key: str, sizes: Ints) -> None:
         """Raises if an attribute of edges by its name has too many rows in one graph and too few in
-        another: those of a batch may fit by chance, and belong to other edges then."""
+        another: those of a batch may fit by chance, and belong to other edges then. Warns if it
+        does not fit otherwise, which is no error: a model may do without."""
         more = sizes - self.sizes(EDGES)
         is_of_graphs = bool((sizes == 1).all())
-        if key not in EDGE_ATTRS or is_of_graphs or not ((more > 0).any() and (more < 0).any()):
+        if key not in EDGE_ATTRS or is_of_graphs or not more.any():
             return
         graph = int((more != 0).argmax())
+        if not ((more > 0).any() and (more < 0).any()):
+            warnings.warn(
+                f"'{key}' of graph {graph} of the dataset has {sizes[graph]} rows for "
+                f'{self.sizes(EDGES)[graph]} edges, so no layer can use that of a batch: give it '
+                f"as many rows, or pass exclude_keys=['{key}']",
+                stacklevel=5,  # beside the call of GraphLoader
+            )
+            return
         raise ShapeError(
             f"'{key}' of graph {graph} of the dataset must have a row for each of its "
             f'{self.sizes(EDGES)[graph]} edges, got {sizes[graph]}: mend it, or pass '
