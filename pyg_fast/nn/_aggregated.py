@@ -5,7 +5,10 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Linear, Sequential
 from torch_geometric import EdgeIndex
+from torch_geometric.nn import MLP, GINConv
+from torch_geometric.nn import Linear as LinearOfPyG
 from torch_geometric.typing import Adj, OptTensor
 
 from ..graph._cache import Entry
@@ -16,6 +19,7 @@ from ..ops.path import Rows, take
 from ..ops.product import product
 from ..ops.row_blocks import tile_width
 from ._checks import why_not_layer
+from ._explain import check_columns, columns_of
 from ._layer import Fused
 
 FeaturesT = TypeVar('FeaturesT')
@@ -198,6 +202,7 @@ class AggregatesInput(Fused):
                     f"'{name}' must not require a gradient, which would have to pass through the "
                     'aggregation: give the layer x itself'
                 )
+        self._check_width(x)
         with torch.inference_mode(False), torch.no_grad():  # A later training step may use it.
             made = plan_for(on)
             if made is None:
@@ -220,6 +225,15 @@ class AggregatesInput(Fused):
             summed, root, made.weight_dtype, self._aggregation(), num_edges, signature,
             plan.dst.nodes, x.size(0),
         )  # fmt: skip
+
+    def _check_width(self, x: object) -> None:
+        """Raises if the linear map of the layer takes another width than that of the features."""
+        if not isinstance(self, GINConv):
+            check_columns(x, self.in_channels)
+            return
+        first = self.nn[0] if isinstance(self.nn, Sequential) and len(self.nn) else self.nn
+        if isinstance(first, (Linear, LinearOfPyG, MLP)):  # Of others nobody knows what runs first.
+            check_columns(x, columns_of(first), 'nn')
 
     def _check_aggregated(self, given: AggregatedInput, edge_index: Adj) -> None:
         """Raises unless this layer made the aggregated input, on this graph, for all nodes."""

@@ -311,6 +311,13 @@ def test_aggregated_input_is_refused() -> None:
         conv.aggregate_input(data.x.clone().requires_grad_(), data.edge_index)
     with pytest.raises(ValueError, match="'edge_weight' must not require a gradient"):
         conv.aggregate_input(data.x, data.edge_index, torch.rand(E, requires_grad=True))
+    with pytest.raises(ValueError, match=f"'x' must have {IN} columns, as 'in_channels'"):
+        conv.aggregate_input(data.x[:, 1:], data.edge_index)
+    gin = nn.FusedGINConv(torch.nn.Sequential(torch.nn.Linear(IN, OUT)))
+    gin.aggregate_input(data.x, data.edge_index)
+    with pytest.raises(ValueError, match=f"'x' must have {IN} columns, as 'nn'"):
+        gin.aggregate_input(data.x[:, 1:], data.edge_index)
+    nn.FusedSAGEConv(-1, OUT).aggregate_input(data.x[:, 1:], data.edge_index)
     conv.register_message_forward_hook(lambda *args: None)
     with pytest.raises(ValueError, match='hooks'):
         conv(x, data.edge_index)
