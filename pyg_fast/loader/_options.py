@@ -16,6 +16,7 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.sampler.neighbor_sampler import NumNeighborsType
 from torch_geometric.typing import EdgeType, EdgeTypeStr
 
+from ..ops._checks import to_device
 from ..ops._library import with_cuda
 from ..ops._numbers import check_number, check_share
 from ..ops.neighbor_sample import check_num_neighbors
@@ -362,15 +363,6 @@ def resolve_seed(seed: int | None, generator: torch.Generator | None, batches: B
             "'seed' must be given, with the same value for all, if several replicas shuffle"
         )
     return int(torch.randint(2**62, (1,), generator=generator))
-
-
-def to_device(device: torch.device | str) -> torch.device:
-    """The device that an argument names."""
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"'device' must be a device, such as 'cuda' or 'cpu', got {device!r}") from error
 
 
 def resolve_device(data: GraphData, device: torch.device | str | None) -> torch.device:

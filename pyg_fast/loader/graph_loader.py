@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader
 
+from ..ops._checks import to_device
 from ..ops._numbers import check_number
 from ._attributes import NotCollatable
 from ._buckets import (
@@ -30,7 +31,6 @@ from ._options import (
     check_choice,
     resolve_device,
     resolve_replicas,
-    to_device,
 )
 from ._place import Place
 from ._read_graphs import GraphDataset, check_dataset, check_item, read_graphs

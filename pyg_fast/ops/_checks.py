@@ -16,6 +16,15 @@ def check_strided(x: Tensor, name: str) -> None:
         raise TypeError(f"'{name}' must be a strided tensor, got {x.layout}")
 
 
+def to_device(device: torch.device | str) -> torch.device:
+    """The device that an argument names."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"'device' must be a device, such as 'cuda' or 'cpu', got {device!r}") from error
+
+
 def check_has_values(name: str, values: Tensor) -> None:
     """Raises for a tensor on the meta device."""
     if values.is_meta:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ._checks import to_device
 from ._numbers import check_number
 
 _NUM_STAMPS = 2**32 - 1
@@ -25,8 +26,8 @@ class NodeMap:
             nodes. (default: :obj:`None`)
 
     Raises:
-        TypeError: If :obj:`num_nodes` is not an integer.
-        ValueError: If it is negative.
+        TypeError: If :obj:`num_nodes` is not an integer, or :obj:`device` no device.
+        ValueError: If :obj:`num_nodes` is negative, or there is no such kind of :obj:`device`.
         RuntimeError: If a map is used while a CUDA graph is captured: its replays would find
             entries of earlier replays.
     """
@@ -36,7 +37,7 @@ class NodeMap:
     ) -> None:
         check_number('num_nodes', num_nodes)
         self.num_nodes = num_nodes
-        self.device = torch.empty(0, device=device).device  # with its index
+        self.device = torch.empty(0, device=to_device(device)).device  # with its index
         self.hashed = num_nodes > _MOST_DIRECT if hashed is None else hashed
         self._stamp = 0
         self._table: Tensor | None = None

@@ -203,6 +203,8 @@ FAILS: list[tuple[type[Exception], str, Callable[[], object]]] = [
      lambda: match(IDS, IDS, 4, node_map=NodeMap(5, 'cpu'))),
     (ValueError, "'node_map' must be of 4 nodes on cpu, got one of 4 on meta",
      lambda: match(IDS, IDS, 4, node_map=NodeMap(4, 'meta'))),
+    (ValueError, "'device' must be a device, .* got 'cud'", lambda: NodeMap(4, 'cud')),
+    (TypeError, "'device' must be a device, .* got 3.5", lambda: NodeMap(4, 3.5)),
     (IndexError, "'n_id' must hold nodes in", lambda: match(IDS, IDS[:2], 3)),
     (IndexError, "'previous' must hold nodes in", lambda: match(IDS, IDS - 1, 4)),
     (IndexError, "'previous' must hold nodes in",
