@@ -4,8 +4,10 @@ PyG's, torch's, or a kernel's."""
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -160,6 +162,23 @@ def check_edges(edges: object) -> None:
         raise EdgesError(
             "'edge_index' must be a tensor of shape [2, num_edges], or a sparse matrix, got "
             f'{type(edges).__name__}'
+        )
+
+
+# Layers that :func:`warn_of_missing_edges` has warned of.
+_warned: WeakSet[MessagePassing] = WeakSet()
+
+
+def warn_of_missing_edges(conv: MessagePassing, edge_index: object, stacklevel: int) -> None:
+    """Warns once of a layer for features of edges, which is called without them."""
+    if torch.compiler.is_compiling() or not conv.edge_dim or conv in _warned:
+        return
+    # A sparse matrix may have them as its values.
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        _warned.add(conv)
+        warnings.warn(
+            "'edge_attr' is missing, which a layer with 'edge_dim' then leaves out, as in PyG",
+            stacklevel=stacklevel + 1,
         )
 
 
@@ -418,12 +437,34 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     columns, wanted = int(found[1]), int(found[2])
     if all(wanted not in weight.shape for weight in conv.parameters()):
         return  # It is no parameter that does not fit.
-    for name, value in tensors.items():
-        if value.size(-1) == columns:
+    of_width = [name for name, value in tensors.items() if value.size(-1) == columns]
+    # What is joined with others has not the width of the map alone.
+    parameters = inspect.signature(type(conv).forward).parameters
+    missing = [
+        name for name, value in given.items()
+        if value is None and parameters[name].default is inspect.Parameter.empty
+    ]  # fmt: skip
+    if of_width and missing and columns < wanted:
+        raise OptionError(
+            f"'{missing[0]}' must be given if a linear map of the layer takes {wanted} columns, of "
+            f"which '{of_width[0]}' has {columns}, got None"
+        )
+    if len(of_width) > 1:
+        names = ' or '.join(f"'{name}'" for name in of_width)
+        raise ShapeError(
+            f'{names} must have {wanted} columns, as a linear map of the layer takes, got {columns}'
+        )
+    for name in of_width:
+        shape = list(tensors[name].shape)
+        if len(shape) == 1 and wanted == 1:
             raise ShapeError(
-                f"'{name}' must have {wanted} columns, as a linear map of the layer takes, got "
-                f'shape {list(value.shape)}'
+                f"'{name}' must have shape {[columns, 1]}, as a linear map of the layer takes, got "
+                f'{shape}: {name}.view(-1, 1)'
             )
+        raise ShapeError(
+            f"'{name}' must have {wanted} columns, as a linear map of the layer takes, got shape "
+            f'{shape}'
+        )
     widths = {name: value.size(-1) for name, value in tensors.items()}
     if columns - sum(widths.values()) not in (0, widths.get('x')):  # Of both ends of an edge.
         return

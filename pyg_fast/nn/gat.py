@@ -32,7 +32,7 @@ from ..ops.gat import GAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
-from ._explain import check_like_parameters
+from ._explain import check_like_parameters, warn_of_missing_edges
 from ._layer import Fused, entries, known_edges
 from ._marked import marked_sum
 from ._modules import is_plain_linear, part_of, weight_and_bias
@@ -226,6 +226,8 @@ class FusedGATConv(_FusedAttention, GATConv):
         """"""
         if edge_attr is not None and self.lin_edge is None and not torch.compiler.is_compiling():
             warnings.warn("'edge_attr' has no effect without 'edge_dim', as in PyG", stacklevel=5)
+        if edge_attr is None:
+            warn_of_missing_edges(self, edge_index, stacklevel=5)
         out = None
         if not return_attention_weights:
             out = self._fused(x, edge_index, edge_attr, size)
@@ -389,6 +391,8 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
     ) -> Tensor | tuple[Tensor, PairTensor] | tuple[Tensor, SparseTensor]:
         """"""
         out = None
+        if edge_attr is None:
+            warn_of_missing_edges(self, edge_index, stacklevel=5)
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr)

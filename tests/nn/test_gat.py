@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -1080,6 +1081,21 @@ def test_static_graphs_are_refused_as_by_pyg(kind: str) -> None:
     for conv in layers(kind):
         with pytest.raises(AssertionError):
             conv(features(3, SRC, 8), edges(SRC, SRC))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_edge_dim_without_edge_attr(kind: str) -> None:
+    """As in PyG, but each layer tells once."""
+    x, edge_index = torch.randn(9, 4), torch.randint(9, (2, 40))
+    theirs, ours = KINDS[kind]
+    for conv in (ours(4, 2, edge_dim=3), pyg_fast.accelerate(theirs(4, 2, edge_dim=3))):
+        with pytest.warns(UserWarning, match="'edge_attr' is missing, .* 'edge_dim'") as found:
+            out = conv(x, edge_index)
+        assert found[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            conv(x, edge_index)
+        torch.testing.assert_close(out, theirs.forward(conv, x, edge_index))
 
 
 @pytest.mark.parametrize('kind', KINDS)

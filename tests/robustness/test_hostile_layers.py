@@ -291,6 +291,36 @@ def test_layers_without_edge_dim(device: torch.device, raises: Any) -> None:
         layer(data.x, data.edge_index, edge_attr)
 
 
+def test_layer_names_what_is_missing(device: torch.device, raises: Any) -> None:
+    """Not the other part of what a linear map takes, which is right."""
+    layer = accelerate(pyg.PointNetConv(torch.nn.Linear(IN + 3, 4))).to(device)
+    data = small_graph(device)
+    pos = torch.randn(NODES, 3, device=device)
+    assert layer(data.x, pos, data.edge_index).isfinite().all()
+    with raises(ValueError, match=f"'x' must be given .* {IN + 3} columns, of which 'pos' has 3"):
+        layer(None, pos, data.edge_index)
+
+
+def test_layer_does_not_guess_what_is_too_wide(device: torch.device, raises: Any) -> None:
+    layer, data = accelerate(Own(IN, 4, 3)).to(device), small_graph(device)
+    with raises(ValueError, match="'x' or 'edge_attr' must have 3 columns, .* got 12"):
+        layer(data.x, data.edge_index, torch.rand(data.num_edges, IN, device=device))
+
+
+def test_one_feature_of_edges_is_a_column(device: torch.device, raises: Any) -> None:
+    data = small_graph(device)
+    edge_attr = torch.rand(data.num_edges, device=device)
+    for name in ('GATConv', 'GATv2Conv'):  # As PyG's.
+        accelerate(getattr(pyg, name)(IN, 4, edge_dim=1)).to(device)(
+            data.x, data.edge_index, edge_attr
+        )
+    layer = pyg.TransformerConv(IN, 4, edge_dim=1).to(device)
+    with pytest.raises(RuntimeError, match='mat1 and mat2'):
+        layer(data.x, data.edge_index, edge_attr)
+    with raises(ValueError, match=r"'edge_attr' must have shape \[\d+, 1\], .*: edge_attr.view"):
+        accelerate(layer)(data.x, data.edge_index, edge_attr)
+
+
 @pytest.mark.parametrize('name', ['GATConv', 'GATv2Conv', 'TransformerConv'])
 def test_attention_names_several_features(device: torch.device, name: str, raises: Any) -> None:
     layer, data = accelerate(getattr(pyg, name)(IN, 4)).to(device), small_graph(device)
