@@ -8,6 +8,7 @@ Weights, features, masks and seeds are read at every call.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ Request: TypeAlias = tuple[Hashable, ...]
 
 RequestedSize: TypeAlias = tuple[int, int] | None
 T = TypeVar('T')
+
+# Graphs by the `id` of their row pointers: `flip` gives these to what it returns.
+_by_indptr: 'WeakValueDictionary[int, EdgeIndex]' = WeakValueDictionary()
 
 
 class SampledHops(NamedTuple):
@@ -200,6 +204,26 @@ def store(edge_index: EdgeIndex, request: Request, value: object, wait: bool | N
     if wait is None:
         wait = all(entry.event is None for entry in cache.entries.values())
     cache.entries[request] = Entry(value, wait)
+    if edge_index._indptr is not None and edge_index._T_indptr is not None:
+        _by_indptr[id(edge_index._indptr)] = edge_index
+
+
+def flipped(edge_index: EdgeIndex) -> EdgeIndex | None:
+    """The prepared graph of which an EdgeIndex is `flip(0)`, if neither list was ever written."""
+    found = _by_indptr.get(id(edge_index._T_indptr))
+    if found is None or isinstance(found, (PreparedGraph, BatchEdgeIndex)):
+        return None
+    # What `flip` takes over, and `sort_by`, which moves edges, does not.
+    swaps = (
+        edge_index._T_indptr is found._indptr and edge_index._indptr is found._T_indptr
+        and edge_index._T_perm is found._T_perm and found.is_sorted and edge_index.is_sorted
+        and edge_index._sort_order != found._sort_order
+    )  # fmt: skip
+    lists = edge_index._data, found._data
+    if not swaps or any(x.is_inference() or x._version for x in lists):
+        return None
+    is_flip = found.sparse_size() == edge_index.sparse_size()[::-1]
+    return found if is_flip and lists[0].shape == lists[1].shape else None
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ from ._cache import (
     SampledHops,
     cache_of,
     derive,
+    flipped,
     look_up,
     noted_loops,
     store,
@@ -106,6 +107,8 @@ def graph_of(
     raise_pending()
     request = GraphRequest(num_src, num_dst, drop_loops)
     graph = look_up(edge_index, request)
+    if graph is None and (whole := flipped(edge_index)) is not None:
+        return graph_of(whole, num_dst, num_src, drop_loops=drop_loops).t()
     if graph is None:
         block = _of_mini_batch(edge_index, num_src, num_dst, drop_loops)
         graph = block

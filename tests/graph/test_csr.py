@@ -8,6 +8,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from pyg_fast.graph import graph_of, prepare_edge_index
+from pyg_fast.ops import spmm
+from tests._profile import sorts_of
 
 
 def assert_prepared(out: EdgeIndex, perm: Tensor, edge_index: Tensor, size: tuple) -> None:
@@ -119,3 +121,23 @@ def test_caches_serve_pyg(device: torch.device) -> None:
 def test_bad_input(error: type, message: str, edge_index: object, size: tuple) -> None:
     with pytest.raises(error, match=message):
         prepare_edge_index(edge_index, size)
+
+
+def test_flip(device: torch.device) -> None:
+    """The other direction of a prepared graph is prepared, unless its list was changed."""
+    torch.manual_seed(0)
+    edges, weight = torch.randint(40, (2, 300), device=device), torch.rand(300, device=device)
+    x = torch.randn(40, 8, device=device)
+    prepared, perm = prepare_edge_index(edges, (40, 40))
+    weight = weight[perm]
+    spmm(prepared, x, weight)
+    flip = prepared.flip(0)
+    expected = spmm(flip.as_tensor(), x, weight)
+    assert not sorts_of(lambda: spmm(flip, x, weight))
+    torch.testing.assert_close(spmm(flip, x, weight), expected)
+    torch.testing.assert_close(spmm(flip.flip(0), x, weight), spmm(prepared, x, weight))
+    moved, order = prepared.flip(0).sort_by('col')
+    torch.testing.assert_close(spmm(moved, x, weight[order]), expected)
+    written = prepared.flip(0)
+    written._data[1, 0] = (written._data[1, 0] + 1) % 40
+    torch.testing.assert_close(spmm(written, x, weight), spmm(written.as_tensor(), x, weight))
