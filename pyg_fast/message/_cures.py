@@ -11,6 +11,11 @@ _CURES = [
     (r'calls a logger|calls warnings', 'the call in forward, or remove it'),
     (r'calls [\w.]+, which', 'call it in forward, and pass its result to propagate'),
     (r'__main__ lacks', "the profiler in the script: cProfile.run('main()')"),
+    (r'no input of nodes', 'the number of nodes: propagate(edge_index, size=(n, n), ...)'),
+    (r'aten\.(arange|linspace|full|ones|zeros|eye|tri\w)\b|a constant tensor', 'a buffer of the '
+     "layer: self.register_buffer('steps', torch.arange(8.)); of channels slices and torch.cat"),
+    (r'aten\.index\.Tensor', 'slices and torch.cat in place of indices of channels'),
+    (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., -1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '

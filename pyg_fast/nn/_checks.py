@@ -251,8 +251,9 @@ def why_never_message(
         replaced: The `propagate` that a fused class replaces.
     """
     own, cls = conv.__dict__, type(conv)
-    if not own.keys().isdisjoint(METHODS):
-        return f'its {next(name for name in METHODS if name in own)} is patched'
+    for name in METHODS:
+        if name in own and not (name == 'propagate' and has_pygs(conv, name)):  # an explainer's
+            return f'its {name} is patched'
     if not is_pygs(replaced):
         return 'its propagate is overridden'
     if reads is not None:

@@ -14,6 +14,7 @@ from torch_geometric.typing import Adj
 from ..attention._op import attend
 from ..attention._op import why_not as why_not_rows
 from ..errors import DtypeError, ShapeError
+from ..graph.small_graphs import runs_pygs_code
 from ..message._inputs import why_not as why_not_device
 from ._explain import EXPLAINED, check_columns, check_input
 from ._layer import FusedModule, recast
@@ -21,6 +22,9 @@ from ._modules import is_plain
 
 # PyG's and PyTorch's methods, before any patch.
 _GPS_FORWARD, _FORWARD = GPSConv.forward, MultiheadAttention.forward
+# On a CPU each size of graph costs a call of PyTorch's attention, where PyG pads: with graphs of 5
+# to 29 nodes a step takes as long from so many nodes on.
+_FEW_NODES = 1_200
 
 
 class FusedGPSConv(FusedModule, GPSConv):
@@ -37,8 +41,10 @@ class FusedGPSConv(FusedModule, GPSConv):
     PyG waits for the GPU to know, and scores are not stored: so the layer can be captured, see
     :func:`pyg_fast.capture`. The dropout of :obj:`attn_kwargs` draws other numbers than PyG's.
 
-    PyG's own code runs for :obj:`attn_type="performer"`, for the options :obj:`add_bias_kv` and
-    :obj:`add_zero_attn` of :obj:`attn_kwargs`, and on a GPU for heads of more than 256 channels.
+    PyG's own code runs for :obj:`attn_type="performer"`, on a CPU for batches of fewer than 1,200
+    nodes, where it is faster, see :class:`~pyg_fast.small_graphs`, for the options
+    :obj:`add_bias_kv` and :obj:`add_zero_attn` of :obj:`attn_kwargs`, and on a GPU for heads of
+    more than 256 channels.
 
     Args:
         channels (int): Size of each input sample.
@@ -136,6 +142,9 @@ class FusedGPSConv(FusedModule, GPSConv):
             return 'a batch that is no tensor of int32 or int64'
         if batch.dim() != 1 or batch.size(0) != x.size(0) or batch.device != x.device:
             return f'a batch of shape {list(batch.shape)} on {batch.device}'
+        is_eager_cpu = x.is_cpu and not torch.compiler.is_compiling()
+        if is_eager_cpu and x.size(0) < _FEW_NODES and runs_pygs_code():
+            return f'{x.size(0)} nodes are too few for a kernel to pay'
         return None
 
     def _drop(self, x: Tensor) -> Tensor:

@@ -126,12 +126,24 @@ class FusedPropagate(FusedLayer):
         if getattr(cls.__call__, '__module__', None) == __name__:
             cls.__call__ = with_own_code(cls.__call__)  # type: ignore[method-assign]
 
+    @property
+    def explain(self) -> bool | None:
+        """As :attr:`torch_geometric.nn.MessagePassing.explain`."""
+        return self._explain
+
+    @explain.setter
+    def explain(self, explain: bool | None) -> None:
+        MessagePassing.explain.fset(self, explain)
+        if not explain:  # PyG leaves its own method on the layer, in front of that of the class.
+            self.__dict__.pop('propagate', None)
+
     @classmethod
     def _fused_why_never(cls, conv: MessagePassing) -> str | None:
         return why_never(conv)
 
     @classmethod
     def _fused_adopt(cls, conv: MessagePassing) -> None:
+        conv.__dict__.pop('propagate', None)  # PyG's own: else a kernel never runs.
         super()._fused_adopt(conv)
         mark(conv)
 

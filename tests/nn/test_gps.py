@@ -223,3 +223,12 @@ def test_compiled(device: torch.device) -> None:
     for sizes in (SIZES, [9, 4]):
         given = graphs(sizes, device)
         torch.testing.assert_close(run(compiled, given)[:2], run(pygs, given)[:2])
+
+
+def test_few_nodes_on_a_cpu() -> None:
+    conv = pyg_fast.accelerate(GPSConv(8, None, heads=2))
+    with pyg_fast.small_graphs('pyg'):
+        for num_nodes, reason in ((100, '100 nodes are too few for a kernel to pay'), (1_300, '')):
+            conv(torch.randn(num_nodes, 8), torch.empty(2, 0, dtype=torch.long),
+                 torch.arange(num_nodes) // 10)  # fmt: skip
+            assert why_pygs(conv) == reason

@@ -924,3 +924,22 @@ def test_names_that_main_lacks(device: torch.device) -> None:
         'message reads torch, which the module __main__ lacks, as under python -m cProfile'
     )
     assert 'cProfile.run' in str(pyg_fast.accelerate_report(layer))
+
+
+def test_after_an_explainer(device: torch.device) -> None:
+    """PyG's setter leaves its own `propagate` on a layer."""
+    x = torch.randn(N, F, device=device)
+    before = pyg.GraphConv(F, 3).to(device)
+    before.explain = True
+    before.explain = False
+    assert 'propagate' in vars(before)
+    for layer in (pyg_fast.accelerate(before), pyg_fast.accelerate(pyg.GraphConv(F, 3).to(device))):
+        layer(x, graph(device))
+        assert not why_pygs(layer)
+        layer.explain = True
+        layer._edge_mask = torch.zeros(E, device=device)
+        layer._loop_mask, layer._apply_sigmoid = None, True
+        masked = layer(x, graph(device))
+        layer.explain = False
+        assert not masked.allclose(layer(x, graph(device)))
+        assert not why_pygs(layer)
