@@ -13,9 +13,13 @@ _CURES = [
     (r'__main__ lacks', "the profiler in the script: cProfile.run('main()')"),
     (r'no input of nodes', 'the number of nodes: propagate(edge_index, size=(n, n), ...)'),
     (r'aten\.(arange|linspace|full|ones|zeros|eye|tri\w)\b|a constant tensor', 'a buffer of the '
-     "layer: self.register_buffer('steps', torch.arange(8.)); of channels slices and torch.cat"),
+     "layer: self.register_buffer('steps', torch.arange(8.)), for one_hot(edge_type, 5) rows "
+     'self.eye[edge_type] of torch.eye(5); slices and torch.cat for indices of channels'),
+    (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
+    (r'batched product|aten\.bmm', 'a product and a sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
+    (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
     (r'aten\.index\.Tensor', 'slices and torch.cat in place of indices of channels'),
-    (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., -1)'),
+    (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '

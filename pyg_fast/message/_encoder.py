@@ -137,7 +137,10 @@ class Encoder:
             raise Refused(f'{op} has no kernel')
         if op == 'pow' and self.program[args[1]].op == 'const':
             exponent = number(self.program[args[1]])
-            short = {2.0: ('mul', (args[0], args[0])), 0.5: ('sqrt', args[:1])}
+            short = {
+                2.0: ('mul', (args[0], args[0])), 0.5: ('sqrt', args[:1]),
+                -0.5: ('rsqrt', args[:1]), -1.0: ('reciprocal', args[:1]),
+            }  # fmt: skip
             op, args = short.get(exponent, (op, args))
         refs = [self.broadcast(arg, shape) for arg in args]
         out = self.slot(shape, all(ref.uniform for ref in refs))

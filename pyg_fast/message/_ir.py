@@ -57,7 +57,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 POINTWISE: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, 'where': torch.where}
 BOOLEAN = {'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'logical_and', 'logical_or', 'logical_not'}
-_NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1}
+_NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1, 'pow': 1}
 # Their derivatives are not finite everywhere: a hoisted one must not see nodes without edges, whose
 # zero gradient would become NaN.
 RISKY = {

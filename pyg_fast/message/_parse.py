@@ -425,7 +425,7 @@ class Parser:
         x, p = self._same(node), float(_args(node)[1])
         value = self.program[x]
         if self.program.dependence(x) == 0:
-            raise Refused('dropout of a parameter')
+            raise Refused('dropout of what has no row for each edge')
         self.num_dropouts += 1
         keep = self.program.keep(self.num_dropouts - 1, p, self._trailing(node), value.dtype)
         return self.program.pointwise('mul', x, keep, dtype=value.dtype)

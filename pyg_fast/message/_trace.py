@@ -96,6 +96,7 @@ _TERMS = (
      _NO_OPERATION),
     (r"module '__main__' has no attribute '(\w+)'",
      r'message reads \1, which the module __main__ lacks, as under python -m cProfile'),
+    (r'pyg_fast_message::dropout', 'dropout of what has no row for each edge'),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_fast.sparse.graph import Graph
 
-from ._parts import BINARY, UNARY, Out, Pass, Program, is_float, run_pass_cpu
+from ._parts import BINARY, EDGE, UNARY, Out, Pass, Program, is_float, run_pass_cpu
 
 pytestmark = pytest.mark.usefixtures('several_threads', 'few_edges_for_several_threads')
 ROLES = ('src', 'dst', 'edge', 'param')
@@ -613,3 +613,9 @@ def test_constants_of_several_chunks(kind: str) -> None:
     degree = case.edge_index[1].bincount(minlength=case.num_dst).view(-1, 1)
     count = {'edge': 1, 'sum': degree, 'total': case.num_edges}[kind]
     assert share.equal(torch.full_like(share, 0.25) * count)
+
+
+def test_a_square_has_no_power_in_its_gradient() -> None:
+    program = Program()
+    x = program.add('load', (), ('edge', 0), (4,), 'float32', EDGE)
+    assert program.pointwise('pow', x, program.const(1.0, 1, 'float32')) == x

@@ -943,3 +943,16 @@ def test_after_an_explainer(device: torch.device) -> None:
         layer.explain = False
         assert not masked.allclose(layer(x, graph(device)))
         assert not why_pygs(layer)
+
+
+class DropsEdges(FusedMessagePassing):
+    def message(self, x_j: Tensor) -> Tensor:
+        ones = x_j.new_ones(x_j.size(0), 1)
+        return torch.nn.functional.dropout(ones, 0.5, self.training) * x_j
+
+
+def test_dropout_of_whole_edges(device: torch.device) -> None:
+    layer = DropsEdges()
+    layer.propagate(graph(device), x=torch.randn(N, F, device=device))
+    assert why_pygs(layer).startswith('dropout of what has no row for each edge (File')
+    assert 'a feature of edges' in str(pyg_fast.accelerate_report(layer))
