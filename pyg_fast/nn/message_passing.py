@@ -133,6 +133,8 @@ class FusedPropagate(FusedLayer):
 
     @explain.setter
     def explain(self, explain: bool | None) -> None:
+        if torch.jit.is_scripting():  # What follows is no TorchScript.
+            raise ValueError("'explain' must be set before the layer is scripted")
         MessagePassing.explain.fset(self, explain)
         if not explain:  # PyG leaves its own method on the layer, in front of that of the class.
             self.__dict__.pop('propagate', None)
