@@ -135,9 +135,12 @@ class FusedPropagate(FusedLayer):
     def explain(self, explain: bool | None) -> None:
         if torch.jit.is_scripting():  # What follows is no TorchScript.
             raise ValueError("'explain' must be set before the layer is scripted")
+        explained = self._explain
         MessagePassing.explain.fset(self, explain)
         if not explain:  # PyG leaves its own method on the layer, in front of that of the class.
             self.__dict__.pop('propagate', None)
+            if explained:
+                self._fused_note('an explainer observed the last call')
 
     @classmethod
     def _fused_why_never(cls, conv: MessagePassing) -> str | None:

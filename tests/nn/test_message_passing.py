@@ -941,6 +941,7 @@ def test_after_an_explainer(device: torch.device) -> None:
         layer._loop_mask, layer._apply_sigmoid = None, True
         masked = layer(x, graph(device))
         layer.explain = False
+        assert why_pygs(layer) == 'an explainer observed the last call'
         assert not masked.allclose(layer(x, graph(device)))
         assert not why_pygs(layer)
 
