@@ -155,9 +155,9 @@ def choose_wide_tile(source: Source) -> Tile | None:
     sizes = tuple(next_power_of_two(n) for n in others)
     heads = math.gcd(heads, max(1, _WIDE_TILE // math.prod(sizes)))
     columns = heads * math.prod(sizes)
-    return (
-        Tile(_WIDE_TILE // columns, (heads, *sizes), 1) if _TILE < columns <= _WIDE_TILE else None
-    )
+    if not _TILE < columns <= _WIDE_TILE:
+        return None
+    return Tile(_WIDE_TILE // columns, (heads, *sizes), 1)
 
 
 class Schedule(NamedTuple):

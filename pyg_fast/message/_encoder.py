@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from ._instructions import Instruction, Ref, Slot, contiguous_strides, merge_dims, view_strides
-from ._ir import POINTWISE, Load, Program, Refused, number
+from ._ir import POINTWISE, UNARY, Load, Program, Refused, number
+from ._values import POWERS
 
 MAX_DIMS = 6  # of an instruction
 _ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}
@@ -137,11 +138,10 @@ class Encoder:
             raise Refused(f'{op} has no kernel')
         if op == 'pow' and self.program[args[1]].op == 'const':
             exponent = number(self.program[args[1]])
-            short = {
-                2.0: ('mul', (args[0], args[0])), 0.5: ('sqrt', args[:1]),
-                -0.5: ('rsqrt', args[:1]), -1.0: ('reciprocal', args[:1]),
-            }  # fmt: skip
-            op, args = short.get(exponent, (op, args))
+            if exponent == 2:
+                op, args = 'mul', (args[0], args[0])
+            elif POWERS.get(exponent) in UNARY:
+                op, args = POWERS[exponent], args[:1]
         refs = [self.broadcast(arg, shape) for arg in args]
         out = self.slot(shape, all(ref.uniform for ref in refs))
         self.nest(op, shape, out, refs)
