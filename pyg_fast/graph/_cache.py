@@ -219,11 +219,12 @@ def flipped(edge_index: EdgeIndex) -> EdgeIndex | None:
         and edge_index._T_perm is found._T_perm and found.is_sorted and edge_index.is_sorted
         and edge_index._sort_order != found._sort_order
     )  # fmt: skip
-    lists = edge_index._data, found._data
+    # A write changes the version of the EdgeIndex, or of its data if it went to that.
+    lists = edge_index, edge_index._data, found, found._data
     if not swaps or any(x.is_inference() or x._version for x in lists):
         return None
     is_flip = found.sparse_size() == edge_index.sparse_size()[::-1]
-    return found if is_flip and lists[0].shape == lists[1].shape else None
+    return found if is_flip and edge_index.shape == found.shape else None
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
