@@ -80,7 +80,7 @@ class Checker {
     want(op != Op::product || i.num_dims >= 3);
     const bool of_two = (op >= Op::add && op < Op::where) || op == Op::dot || op == Op::product ||
                         op == Op::row_product;
-    int operands = op == Op::where ? 4 : of_two ? 3 : 2;
+    int operands = op == Op::where || op == Op::fma ? 4 : of_two ? 3 : 2;
     int begin = 0;
     if (op == Op::load || op == Op::picked || op == Op::keep) {
       operands = 1;
@@ -113,8 +113,7 @@ class Checker {
       if (indexed) {
         const auto type = p_.input[o.space - 2].type;
         want(type == (p_.wide ? MessageType::f64 : MessageType::f32));
-        want(i.edge_dim == 0 && i.size[0] == 1 && op != Op::product &&
-             !(op >= Op::sum && op <= Op::amin));
+        want(i.edge_dim == 0 && i.size[0] == 1 && op != Op::product);
       }
       for (int d = 0; d < i.num_dims; ++d) {
         if (indexed && d == 0) continue;

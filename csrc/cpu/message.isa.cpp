@@ -2,14 +2,13 @@
 // scratch memory that stays in the cache; each instruction is a loop over vectors.
 #include "params/message.h"
 
-#include <cmath>
 #include <limits>
 
+#include "elementary.h"
 #include "lane_groups.h"
 #include "long_sums.h"
 #include "params/dropout.h"
 #include "params/random.h"
-#include "softmax.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 namespace {
@@ -18,13 +17,6 @@ namespace {
 #define PYG_FAST_APART __attribute__((noinline))
 
 // Vectors
-
-template <typename Acc>
-constexpr int kWidth = kLanes<Acc>;
-template <typename Acc>
-using V = Vec<Acc, kWidth<Acc>>;
-template <typename Acc>
-using M = Vec<mask_t<Acc>, kWidth<Acc>>;
 
 template <typename Acc>
 PYG_FAST_INLINE M<Acc> first_lanes(int64_t count) {
@@ -76,130 +68,9 @@ PYG_FAST_INLINE void store_part(Acc* p, V<Acc> v, int64_t count) {
 #endif
 }
 
-template <typename Acc, typename F>
-PYG_FAST_INLINE V<Acc> by_lane(V<Acc> v, const F& f) {
-  for (int k = 0; k < kWidth<Acc>; ++k) v[k] = f(v[k]);
-  return v;
-}
-
-template <typename Acc>
-PYG_FAST_INLINE V<Acc> all(Acc a) {
-  return splat<kWidth<Acc>>(a);
-}
-
 template <typename Acc>
 PYG_FAST_INLINE V<Acc> truth(M<Acc> mask) {
   return masked<Acc, kWidth<Acc>>(all<Acc>(1), mask);
-}
-
-template <typename Acc>
-PYG_FAST_INLINE V<Acc> sqrt_of(V<Acc> v) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(Acc) == 4) {
-    return bit_cast<V<Acc>>(_mm512_maskz_sqrt_ps(0xffff, bit_cast<__m512>(v)));
-  } else {
-    return bit_cast<V<Acc>>(_mm512_maskz_sqrt_pd(0xff, bit_cast<__m512d>(v)));
-  }
-#elif defined(__AVX2__)
-  if constexpr (sizeof(Acc) == 4) {
-    return bit_cast<V<Acc>>(_mm256_sqrt_ps(bit_cast<__m256>(v)));
-  } else {
-    return bit_cast<V<Acc>>(_mm256_sqrt_pd(bit_cast<__m256d>(v)));
-  }
-#else
-  return by_lane<Acc>(v, [](Acc a) { return std::sqrt(a); });
-#endif
-}
-
-// The natural logarithm: Cephes' polynomial on [sqrt(1/2), sqrt(2)] in float, libm's in double.
-PYG_FAST_INLINE V<float> log_of(V<float> x) {
-  using F = V<float>;
-  using I = M<float>;
-  const I tiny = x < 0x1p-126f;
-  const F scaled = tiny != 0 ? x * 0x1p25f : x;
-  const I bits = bit_cast<I>(scaled);
-  I exponent = ((bits - 0x3f3504f3) >> 23);
-  F m = bit_cast<F>(bits - (exponent << 23)) - 1.0f;
-  exponent = tiny != 0 ? exponent - 25 : exponent;
-  const F e = __builtin_convertvector(exponent, F);
-  const F z = m * m;
-  F y = m * 7.0376836292e-2f - 1.1514610310e-1f;
-  y = y * m + 1.1676998740e-1f;
-  y = y * m - 1.2420140846e-1f;
-  y = y * m + 1.4249322787e-1f;
-  y = y * m - 1.6668057665e-1f;
-  y = y * m + 2.0000714765e-1f;
-  y = y * m - 2.4999993993e-1f;
-  y = y * m + 3.3333331174e-1f;
-  y = y * m * z + e * -2.12194440e-4f - z * 0.5f;
-  F out = m + y + e * 0.693359375f;
-  const float inf = __builtin_inff();
-  out = x == inf ? x : out;
-  out = x == 0.0f ? all<float>(-inf) : out;
-  return x < 0.0f || x != x ? all<float>(__builtin_nanf("")) : out;
-}
-PYG_FAST_INLINE V<double> log_of(V<double> x) {
-  return by_lane<double>(x, [](double a) { return std::log(a); });
-}
-
-PYG_FAST_INLINE V<float> log1p_of(V<float> x) {
-  const V<float> u = x + 1.0f, lost = x - (u - 1.0f);
-  const V<float> out = log_of(u) + lost / u;
-  return u == __builtin_inff() || u == 0.0f ? log_of(u) : out;
-}
-PYG_FAST_INLINE V<double> log1p_of(V<double> x) {
-  return by_lane<double>(x, [](double a) { return std::log1p(a); });
-}
-
-PYG_FAST_INLINE V<float> expm1_of(V<float> x) {
-  V<float> near = all<float>(1.0f / 40320);  // the series up to x^8
-  near = near * x + 1.0f / 5040;
-  near = near * x + 1.0f / 720;
-  near = near * x + 1.0f / 120;
-  near = near * x + 1.0f / 24;
-  near = near * x + 1.0f / 6;
-  near = near * x + 0.5f;
-  near = near * x * x + x;
-  const V<float> far = exp_of<float, kWidth<float>>(x) - 1.0f;
-  return x > -0.5f && x < 0.5f ? near : far;
-}
-PYG_FAST_INLINE V<double> expm1_of(V<double> x) {
-  return by_lane<double>(x, [](double a) { return std::expm1(a); });
-}
-
-PYG_FAST_INLINE V<float> tanh_of(V<float> x) {
-  const V<float> z = x * x;
-  V<float> near = z * -5.70498872745e-3f + 2.06390887954e-2f;
-  near = near * z - 5.37397155531e-2f;
-  near = near * z + 1.33314422036e-1f;
-  near = near * z - 3.33332819422e-1f;
-  near = near * z * x + x;
-  const V<float> size = x < 0 ? -x : x;
-  const V<float> far = 1.0f - 2.0f / (exp_of<float, kWidth<float>>(size + size) + 1.0f);
-  return size < 0.625f ? near : (x < 0 ? -far : far);
-}
-PYG_FAST_INLINE V<double> tanh_of(V<double> x) {
-  return by_lane<double>(x, [](double a) { return std::tanh(a); });
-}
-
-// x P(x^2) / Q(x^2) within four units in the last place, on [-4, 4]; farther away erf is 1 in float.
-PYG_FAST_INLINE V<float> erf_of(V<float> x) {
-  const V<float> bounded = x > 4.0f ? all<float>(4.0f) : (x < -4.0f ? all<float>(-4.0f) : x);
-  const V<float> z = bounded * bounded;
-  V<float> p = z * -2.72614225801306e-10f + 2.77068142495902e-08f;
-  p = p * z - 2.10102402082508e-06f;
-  p = p * z - 5.69250639462346e-05f;
-  p = p * z - 7.34990630326855e-04f;
-  p = p * z - 2.95459980854025e-03f;
-  p = p * z - 1.60960333262415e-02f;
-  V<float> q = z * -1.45660718464996e-05f - 2.13374055278905e-04f;
-  q = q * z - 1.68282697438203e-03f;
-  q = q * z - 7.37332916720468e-03f;
-  q = q * z - 1.42647390514189e-02f;
-  return bounded * p / q;
-}
-PYG_FAST_INLINE V<double> erf_of(V<double> x) {
-  return by_lane<double>(x, [](double a) { return std::erf(a); });
 }
 
 // Loops
@@ -299,15 +170,18 @@ PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
   for (; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
     const Acc* p[kIn];
+    PYG_FAST_UNROLL
     for (int k = 0; k < kIn; ++k) p[k] = rows.at(k, i);
     int64_t c = 0;
     for (; c + kV <= rows.n; c += kV) {
       V<Acc> v[kIn];
+      PYG_FAST_UNROLL
       for (int k = 0; k < kIn; ++k) v[k] = fetch<Acc>(p[k], strides[k], c);
       store<kV>(out + c, f(v));
     }
     if (c < rows.n) {
       V<Acc> v[kIn];
+      PYG_FAST_UNROLL
       for (int k = 0; k < kIn; ++k) v[k] = fetch_part<Acc>(p[k], strides[k], c, rows.n - c);
       store_part<Acc>(out + c, f(v), rows.n - c);
     }
@@ -331,6 +205,17 @@ void binary(const Rows<Acc, 2>& rows, const F& f) {
 }
 
 template <typename Acc>
+void fma(const Rows<Acc, 3>& rows) {
+  const auto f = [](V<Acc>* v) PYG_FAST_ALWAYS { return v[0] * v[1] + v[2]; };
+  const int64_t b = rows.inner[1], c = rows.inner[2];
+  if (rows.inner[0] == 1 && b == 1 && c == 1) return rows_loop<Acc, 3, 1, 1, 1>(rows, f);
+  if (rows.inner[0] == 1 && b == 1 && c == 0) return rows_loop<Acc, 3, 1, 1, 0>(rows, f);
+  if (rows.inner[0] == 1 && b == 0 && c == 1) return rows_loop<Acc, 3, 1, 0, 1>(rows, f);
+  if (rows.inner[0] == 1 && b == 0 && c == 0) return rows_loop<Acc, 3, 1, 0, 0>(rows, f);
+  rows_loop<Acc, 3, -1, -1>(rows, f);
+}
+
+template <typename Acc>
 void where(const Rows<Acc, 3>& rows) {
   const auto f = [](V<Acc>* v) PYG_FAST_ALWAYS { return v[0] != 0 ? v[1] : v[2]; };
   const int64_t b = rows.inner[1], c = rows.inner[2];
@@ -351,25 +236,24 @@ void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
     case MessageOp::copy: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return x; });
     case MessageOp::neg: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return -x; });
     case MessageOp::abs:
-      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS {
-        using Bits = M<Acc>;
-        return bit_cast<X>(bit_cast<Bits>(x) & ~(Bits{} + kLeast<mask_t<Acc>>));
-      });
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return abs_of<Acc>(x); });
     case MessageOp::exp:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return exp_of<Acc, kV>(x); });
-    case MessageOp::exp2: return lanes([](Acc a) { return std::exp2(a); });
+    case MessageOp::exp2: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return exp2_of(x); });
     case MessageOp::expm1: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return expm1_of(x); });
     case MessageOp::log: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log_of(x); });
-    case MessageOp::log2: return lanes([](Acc a) { return std::log2(a); });
-    case MessageOp::log10: return lanes([](Acc a) { return std::log10(a); });
+    case MessageOp::log2: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log2_of(x); });
+    case MessageOp::log10: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log10_of(x); });
     case MessageOp::log1p: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log1p_of(x); });
     case MessageOp::sqrt:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return sqrt_of<Acc>(x); });
     case MessageOp::rsqrt:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / sqrt_of<Acc>(x); });
     case MessageOp::reciprocal: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / x; });
-    case MessageOp::sin: return lanes([](Acc a) { return std::sin(a); });
-    case MessageOp::cos: return lanes([](Acc a) { return std::cos(a); });
+    case MessageOp::sin:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return sin_of<Acc>(x); });
+    case MessageOp::cos:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return cos_of<Acc>(x); });
     case MessageOp::tanh: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return tanh_of(x); });
     case MessageOp::sigmoid:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / (1 + exp_of<Acc, kV>(-x)); });
@@ -383,9 +267,9 @@ void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return x <= 0 ? X{} : x; });
     case MessageOp::logical_not:
       return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return truth<Acc>(x == 0); });
-    case MessageOp::asin: return lanes([](Acc a) { return std::asin(a); });
-    case MessageOp::acos: return lanes([](Acc a) { return std::acos(a); });
-    case MessageOp::atan: return lanes([](Acc a) { return std::atan(a); });
+    case MessageOp::asin: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return asin_of(x); });
+    case MessageOp::acos: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return acos_of(x); });
+    case MessageOp::atan: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return atan_of(x); });
     default: return;
   }
 }
@@ -409,10 +293,7 @@ void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
     case MessageOp::mul: return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return a * b; });
     case MessageOp::div: return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return a / b; });
     case MessageOp::pow:
-      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
-        for (int k = 0; k < kWidth<Acc>; ++k) a[k] = std::pow(a[k], b[k]);
-        return a;
-      });
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return pow_of(a, b); });
     case MessageOp::maximum:
       return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return larger(a, b); });
     case MessageOp::minimum:
@@ -436,10 +317,7 @@ void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
       return binary<Acc>(rows,
                          [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>((a != 0) | (b != 0)); });
     case MessageOp::atan2:
-      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
-        for (int k = 0; k < kWidth<Acc>; ++k) a[k] = std::atan2(a[k], b[k]);
-        return a;
-      });
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return atan2_of(a, b); });
     default: return;
   }
 }
@@ -468,7 +346,7 @@ PYG_FAST_INLINE void reduce_columns(const Rows<Acc, 1>& rows, int64_t c, Acc neu
     PYG_FAST_UNROLL
     for (int j = 0; j < kVectors; ++j) part[j] = all<Acc>(neutral);
     for (; i < stop; ++i) {
-      const Acc* p = rows.in[0] + i * rows.row[0] + c;
+      const Acc* p = rows.at(0, i) + c;
       PYG_FAST_UNROLL
       for (int j = 0; j < kVectors; ++j) part[j] = f(part[j], load<kV>(p + j * kV));
     }
@@ -484,7 +362,7 @@ PYG_FAST_INLINE void reduce_columns(const Rows<Acc, 1>& rows, int64_t c, Acc neu
 template <typename Acc, typename F>
 void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f) {
   constexpr int kV = kWidth<Acc>;
-  if (!across && rows.out_row == 0 && rows.inner[0] == 1 && rows.index[0] == nullptr) {
+  if (!across && rows.out_row == 0 && rows.inner[0] == 1) {
     int64_t c = 0;
     for (; c + 4 * kV <= rows.n; c += 4 * kV) reduce_columns<Acc, 4>(rows, c, neutral, f);
     for (; c + kV <= rows.n; c += kV) reduce_columns<Acc, 1>(rows, c, neutral, f);
@@ -493,7 +371,7 @@ void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f)
       const int64_t stop = rows.count - i < kSumBlock ? rows.count : i + kSumBlock;
       V<Acc> part = all<Acc>(neutral);
       for (; i < stop; ++i) {
-        part = f(part, load_part<Acc>(rows.in[0] + i * rows.row[0] + c, rows.n - c));
+        part = f(part, load_part<Acc>(rows.at(0, i) + c, rows.n - c));
       }
       store_part<Acc>(rows.out + c, f(load_part<Acc>(rows.out + c, rows.n - c), part), rows.n - c);
     }
@@ -960,6 +838,8 @@ class Machine {
       nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { binary_op<Acc>(op, rows); });
     } else if (op == Op::where) {
       nest<3>(i, [](const Rows<Acc, 3>& rows, bool) { where<Acc>(rows); });
+    } else if (op == Op::fma) {
+      nest<3>(i, [](const Rows<Acc, 3>& rows, bool) { fma<Acc>(rows); });
     } else if (op == Op::load) {
       gather(i);
     } else if (op == Op::picked) {

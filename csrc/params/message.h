@@ -13,6 +13,7 @@ enum class MessageOp : int64_t {
   // out = f(a, b), f(a, b, c)
   add, sub, mul, div, pow, maximum, minimum, lt, le, gt, ge, eq, ne, logical_and, logical_or,
   atan2, where,
+  fma,  // a * b + c
   // Inputs
   load,    // rows of input extra[0]
   picked,  // rows of input extra[0] where those of input extra[1] hold the edge's number, 0 elsewhere

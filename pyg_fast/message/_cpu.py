@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # In the order of MessageOp in csrc/params/message.h.
 _OPS_IN_ORDER = (
-    'copy', *UNARY, *BINARY, 'where', 'load', 'picked', 'keep', 'sum', 'amax', 'amin', 'dot',
-    'product', 'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge', 'row_product', 'row_softmax',
+    'copy', *UNARY, *BINARY, 'where', 'fma', 'load', 'picked', 'keep', 'sum', 'amax', 'amin',
+    'dot', 'product', 'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge', 'row_product',
+    'row_softmax',
 )  # fmt: skip
 _OPCODES = {name: k for k, name in enumerate(_OPS_IN_ORDER)}
 _KINDS = {
@@ -80,9 +81,10 @@ def _chunkable_width(program: Program, outs: list[int]) -> int:
     return whole
 
 
-def _allocate_slots(instructions: list[Instruction]) -> int:
-    """Places the slots of edges in scratch memory, where lifetimes do not overlap also over one
-    another; returns the size for an edge."""
+def _allocate_slots(instructions: list[Instruction], edges: int) -> int:
+    """Places the slots of some edges in scratch memory, where lifetimes do not overlap also over
+    one another; returns its size. Slots begin with cache lines, and their ends have a line between:
+    a load waits for a store at a distance of 4096 bytes."""
     slots: dict[Slot, int] = {}  # with the first instruction
     for k, one in enumerate(instructions):
         for ref, _ in one.operands:
@@ -95,13 +97,18 @@ def _allocate_slots(instructions: list[Instruction]) -> int:
         live = [other for other in live if other.last >= begin]
         place = 0
         for other in sorted(live, key=lambda o: o.place):
-            if place + slot.width <= other.place:
+            if place + _padded(slot.width * edges) <= other.place:
                 break
-            place = max(place, other.place + other.width)
+            place = max(place, other.place + _padded(other.width * edges))
         slot.place = place
         live.append(slot)
-        size = max(size, place + slot.width)
+        size = max(size, place + _padded(slot.width * edges))
     return size
+
+
+def _padded(count: int) -> int:
+    """Whole cache lines of float32 for so many numbers, and one more."""
+    return -(-count // 16) * 16 + 16
 
 
 def check_maps(program: Program, outs: Sequence[Out], acc: torch.dtype) -> None:
@@ -126,7 +133,8 @@ def encode(
     inputs: list[Load] = []
     numbers: list[float] = []
     sections = _encode_sections(program, outs, acc, dtypes, inputs, numbers)
-    widest = max(1, *(_allocate_slots(section.encoder.body) for section in sections))
+    bodies = [section.encoder.body for section in sections]
+    most = max(1, *(_allocate_slots(body, 16) // 16 for body in bodies))
     first = sections[0].encoder.first
     uniform = len(numbers)
     for instruction in first:
@@ -137,16 +145,15 @@ def encode(
     size = _TILE_SIZE
     if any(value.op in ('mm', 'outer') for value in program.values):
         size = _MAP_TILE_SIZE
-    edges = max(1, min(_MAX_EDGES, size // widest))
-    if edges % 16 == 0:  # A load waits for a store at a distance of 4096 bytes.
-        edges -= 2
-    words = [edges, edges * widest, uniform, 1 + len(sections)]
+    edges = max(1, min(_MAX_EDGES, size // most))
+    tile_size = max(1, *(_allocate_slots(body, edges) for body in bodies))
+    words = [edges, tile_size, uniform, 1 + len(sections)]
     parts = [(0, 0, 1, first)]
     parts += [(each.start, each.step, each.repeats, each.encoder.body) for each in sections]
     for start, step, repeats, instructions in parts:
         words += [start, step, repeats, len(instructions)]
         for instruction in instructions:
-            words += _encode_instruction(instruction, edges, len(inputs))
+            words += _encode_instruction(instruction, len(inputs))
     results = []
     for out in outs:
         shape, order = storage_layout(program, out.at, out.kind)
@@ -203,7 +210,7 @@ def _row_index_of(role: str, row_role: str) -> str:
     return own if own in ('param', 'edge') else 'row' if own == row_role else 'col'
 
 
-def _encode_instruction(one: Instruction, edges: int, num_inputs: int) -> list[int]:
+def _encode_instruction(one: Instruction, num_inputs: int) -> list[int]:
     """An instruction as MessageInstruction of csrc/params/message.h."""
     pad = MAX_DIMS - len(one.sizes)
     words = [_OPCODES[one.op], len(one.sizes), *one.sizes, *[1] * pad, one.edge_dim]
@@ -212,7 +219,7 @@ def _encode_instruction(one: Instruction, edges: int, num_inputs: int) -> list[i
         space, place = 1, 0
         if isinstance(ref.space, Slot):
             space = 1 if ref.space.uniform else 0
-            place = ref.space.place * (1 if ref.space.uniform else edges)
+            place = ref.space.place
         elif isinstance(ref.space, tuple):
             what, k = ref.space
             space = 2 + k if what == 'input' else 2 + num_inputs + k

@@ -11,6 +11,8 @@ from ._ir import POINTWISE, UNARY, Load, Program, Refused, number
 from ._values import POWERS
 
 MAX_DIMS = 6  # of an instruction
+# How often powers multiply the square by the base.
+_FACTORS = {2: 0, 3: 1, 4: 2}
 _ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}
 
 
@@ -45,6 +47,7 @@ class Encoder:
         self.first: list[Instruction] = []
         self.body: list[Instruction] = []
         self.refs: dict[int, Ref] = {}
+        self.lone_products: set[int] = set()  # those that only one sum of two values uses
         # The softmax of a joint pass: its result number, its exponentials, and their count.
         self.softmax: tuple[int, Ref, int] | None = None
 
@@ -71,7 +74,7 @@ class Encoder:
         if (
             not dims
             or (indexed and len(dims) == 1)
-            or (dims[-1][0] != 1 and (op in POINTWISE or op == 'copy'))
+            or (dims[-1][0] != 1 and (op in POINTWISE or op in ('copy', 'fma')))
         ):
             # Instructions write their innermost dimension without gaps.
             sizes.append(1)
@@ -89,11 +92,6 @@ class Encoder:
         if at not in self.refs:
             self.refs[at] = self.build(at)
         return self.refs[at]
-
-    def unindexed(self, at: int) -> Ref:
-        """The value with a stride along edges: indexed rows of an input are copied."""
-        ref = self.ref(at)
-        return ref if ref.edge is not None else self.copy(ref, self.program[at].shape)
 
     def per_edge(self, at: int) -> Ref:
         """The value with a stride along edges, also if all edges share it."""
@@ -138,13 +136,29 @@ class Encoder:
             raise Refused(f'{op} has no kernel')
         if op == 'pow' and self.program[args[1]].op == 'const':
             exponent = number(self.program[args[1]])
-            if exponent == 2:
-                op, args = 'mul', (args[0], args[0])
-            elif POWERS.get(exponent) in UNARY:
+            if exponent in _FACTORS:
+                return self.build_power(args[0], exponent)
+            if POWERS.get(exponent) in UNARY:
                 op, args = POWERS[exponent], args[:1]
+        if op == 'add':
+            for x, other in (args, args[::-1]):
+                if x in self.lone_products and x not in self.refs:
+                    op, args = 'fma', (*self.program[x].args, other)
+                    break
         refs = [self.broadcast(arg, shape) for arg in args]
+        if op == 'fma' and shape and refs[0].strides[-1] == 0:
+            refs[:2] = refs[1::-1]
         out = self.slot(shape, all(ref.uniform for ref in refs))
         self.nest(op, shape, out, refs)
+        return out
+
+    def build_power(self, at: int, exponent: float) -> Ref:
+        """A power that is a product of a few factors."""
+        ref, shape = self.ref(at), self.program[at].shape
+        out = self.slot(shape, ref.uniform)
+        self.nest('mul', shape, out, [ref, ref])
+        for _ in range(_FACTORS[exponent]):
+            self.nest('mul', shape, out, [out, ref])
         return out
 
     def build_view(self, at: int) -> Ref:
@@ -228,7 +242,7 @@ class Encoder:
             found = self.build_contraction(arg, dims, shape) or self.build_dot(arg, dims, shape)
             if found is not None:
                 return found
-        ref = self.unindexed(arg)
+        ref = self.ref(arg)
         out = self.slot(shape, ref.uniform)
         neutral = {'sum': 0.0, 'amax': -math.inf, 'amin': math.inf}[op]
         self.fill(out, shape, neutral)
@@ -275,9 +289,7 @@ class Encoder:
         a, b = refs[::-1] if refs[0].uniform else refs
         out = self.slot(shape, False)
         to = out.with_zero_strides(dims)
-        if a.edge is None:
-            a = self.compact_copy(a, inner)
-        return out if self.build_product(inner, dims, to, a, b, False) else None
+        return out if self.build_product_of_rows(inner, dims, to, a, b, False) else None
 
     def build_map(self, at: int) -> Ref:
         """A linear map of the last dimension, by a matrix that all edges share."""
@@ -303,6 +315,17 @@ class Encoder:
         return out._replace(
             strides=tuple(0 if n == 1 else s for n, s in zip(own, out.strides, strict=True))
         )
+
+    def build_product_of_rows(
+        self, shape: tuple[int, ...], dims: tuple[int, ...], out: Ref, a: Ref, b: Ref, add: bool,
+    ) -> bool:  # fmt: skip
+        """A matrix product of values that may be indexed rows of an input: these are copied."""
+        begin = len(self.body)
+        a, b = (self.compact_copy(x, shape) if x.edge is None else x for x in (a, b))
+        if self.build_product(shape, dims, out, a, b, add):
+            return True
+        del self.body[begin:]
+        return False
 
     def build_product(
         self, shape: tuple[int, ...], dims: tuple[int, ...], out: Ref, a: Ref, b: Ref, add: bool,
@@ -469,15 +492,13 @@ class Encoder:
         """Adds the value of every edge, summed over `dims`."""
         value = self.program[at]
         if value.op == 'mul' and at not in self.refs:
-            refs = []
-            for arg in value.args:
-                ref = self.broadcast(arg, value.shape)
-                refs.append(ref if ref.edge is not None else self.compact_copy(ref, value.shape))
-            if not any(ref.uniform for ref in refs):
-                out_ = out._replace(edge=0)
-                if self.build_product(value.shape, dims, out_, refs[0], refs[1], True):
-                    return
-        ref = self.unindexed(at)
+            a, b = (self.broadcast(arg, value.shape) for arg in value.args)
+            to = out._replace(edge=0)
+            if not (a.uniform or b.uniform) and self.build_product_of_rows(
+                value.shape, dims, to, a, b, True
+            ):
+                return
+        ref = self.ref(at)
         if ref.uniform:
             ref = self.copy(ref, value.shape, per_edge=True)
         self.reduce('sum', value.shape, out, ref)
@@ -489,17 +510,22 @@ class Encoder:
             by_value.setdefault(at, []).append((kind, k))
         order = program.reachable(by_value)
         # Views are resolved where they are used, and products that only sums use are not stored.
-        users: dict[int, set[str]] = {}
+        users: dict[int, list[str]] = {}
         for at in order:
             for arg in program[at].args:
-                users.setdefault(arg, set()).add(program[at].op)
+                users.setdefault(arg, []).append(program[at].op)
+        self.lone_products = {
+            at for at in order
+            if program[at].op == 'mul' and users.get(at) == ['add'] and at not in by_value
+        }  # fmt: skip
         lazy = {'const', 'load', 'view', 'expand', 'permute', 'slice', 'cast', 'detach'}
         for at in order:
             op = program[at].op
-            used = users.get(at, set())
+            used = set(users.get(at, ()))
             later = (
                 op in lazy
                 or (op == 'mul' and used <= {'sum', 'view', 'permute', 'cast'})
+                or at in self.lone_products
                 or (op == 'sum' and not used)
                 or op == 'outer'
             )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -158,16 +158,42 @@ class Program:
         if op in _NEUTRAL and len(args) == 2:
             for x, other in (args, args[::-1]) if op in ('add', 'mul') else (args,):
                 value = self[other]
+                if value.op == 'expand':
+                    value = self[value.args[0]]
                 if value.op == 'const' and self[x].shape == shape and number(value) == _NEUTRAL[op]:
                     return self.cast(x, dtype)
         if op == 'add' and self[args[0]].op == 'neg' and self[args[0]].dtype == dtype:
             return self.pointwise('sub', args[1], self[args[0]].args[0], dtype=dtype)
+        if op == 'add':
+            for first, again in (args, args[::-1]):
+                pair = self[first].args
+                if self[first].op == 'add' and again in pair:
+                    twice = self._double(again, dtype)
+                    if twice is not None:
+                        other = pair[0] if pair[1] == again else pair[1]
+                        return self.pointwise('add', other, twice, dtype=dtype)
         if op == 'where' and self[args[0]].op == 'const':
             chosen = args[1] if number(self[args[0]]) else args[2]
             return self.expand(self.cast(chosen, dtype), shape)
         if all(self[arg].op == 'const' for arg in args):
             return self._fold_constants(op, args, shape, dtype)
         return self.add(op, args, (), shape, dtype)
+
+    def _double(self, at: int, dtype: str) -> int | None:
+        """Twice a product with a smaller value, as autograd adds up gradients of a square: that
+        value is doubled."""
+        value = self[at]
+        if value.op != 'mul' or value.dtype != dtype or not is_float(dtype):
+            return None
+        rank = len(value.shape)
+        for small, wide in (value.args, value.args[::-1]):
+            if self[small].op == 'expand':
+                (small,) = self[small].args
+            shape = self[small].shape
+            if len(shape) == rank and shape != value.shape == self[wide].shape:
+                two = self.const(2.0, rank, self[small].dtype)
+                return self.pointwise('mul', self.pointwise('mul', small, two), wide, dtype=dtype)
+        return None
 
     def _fold_constants(
         self, op: str, args: Sequence[int], shape: tuple[int, ...], dtype: str
@@ -211,8 +237,30 @@ class Program:
         value = self[x]
         if (start, size, step) == (0, value.shape[dim], 1):
             return x
+        if step == 1 and (part := self._slice_of_parts(x, dim, start, size)) is not None:
+            return part
         shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
         return self.add('slice', (x,), (dim, start, size, step), shape, value.dtype)
+
+    def _slice_of_parts(self, x: int, dim: int, start: int, size: int) -> int | None:
+        """The part of joined values that a slice takes, if it is of one of them; also where they
+        are operands."""
+        value = self[x]
+        if value.op == 'cat' and value.attrs == (dim,):
+            for part in value.args:
+                own = self[part].shape[dim]
+                if start >= 0 and start + size <= own:
+                    return self.cast(self.slice(part, dim, start, size), value.dtype)
+                start -= own
+        elif value.op in POINTWISE:
+            args: list[int | None] = []
+            for arg in value.args:
+                shape = self[arg].shape
+                same = len(shape) == len(value.shape) and shape[dim] == 1
+                args.append(arg if same else self._slice_of_parts(arg, dim, start, size))
+            if None not in args:
+                return self.pointwise(value.op, *cast(list[int], args), dtype=value.dtype)
+        return None
 
     def cat(self, xs: Sequence[int], dim: int) -> int:
         """Joins values along a dimension."""
@@ -229,6 +277,15 @@ class Program:
         if not dims:
             return x
         shape = tuple(1 if k in dims else n for k, n in enumerate(value.shape))
+        if op == 'sum' and value.op == 'neg':
+            return self.pointwise('neg', self.reduce(op, value.args[0], dims))
+        if (
+            op == 'sum'
+            and value.op == 'cat'
+            and value.attrs == dims
+            and value.shape == (*shape[: dims[0]], len(value.args), *shape[dims[0] + 1 :])
+        ):  # A sum of values that were stacked.
+            return reduce(partial(self.pointwise, 'add', dtype=value.dtype), value.args)
         return self.add(op, (x,), dims, shape, value.dtype)
 
     def lookup(self, table: int, index: int, wraps: bool) -> int:

@@ -1,5 +1,6 @@
 """Torch's operators: which ones the parser reads, and the decompositions of others."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -123,6 +124,31 @@ def _layer_norm(
     return out if bias is None else out + bias, _float(mean), _float(scale)
 
 
+# No gradient flows through the largest number, which the result does not depend on.
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    score = _float(x)
+    power = (score - score.amax(dim, True).detach()).exp()
+    out = power * power.sum(dim, True).reciprocal()
+    return out if half_to_float else out.to(x.dtype)
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    score = _float(x)
+    away = score - score.amax(dim, True).detach()
+    out = away - away.exp().sum(dim, True).log()
+    return out if half_to_float else out.to(x.dtype)
+
+
+def _logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    most = x.amax(dims, True).detach()
+    most = torch.where(most.abs() == math.inf, 0.0, most)
+    out = (x - most).exp().sum(dims, True).log() + most
+    return out if keepdim else out.squeeze(dims)
+
+
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, channels: int, size: int,
     groups: int, eps: float,
@@ -232,7 +258,8 @@ DECOMPOSED |= {
     aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
     aten.var.correction: _var, aten.std.correction: _std,
     aten.native_layer_norm.default: _layer_norm, aten.native_group_norm.default: _group_norm,
-    aten.linalg_cross.default: _cross,
+    aten._softmax.default: _softmax, aten._log_softmax.default: _log_softmax,
+    aten.logsumexp.default: _logsumexp, aten.linalg_cross.default: _cross,
     aten.softplus.default: _softplus,
     aten.elu.default: _elu, aten.hardtanh.default: _hardtanh,
     aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha),

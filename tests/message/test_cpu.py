@@ -295,17 +295,98 @@ def test_a_number_for_each_head(
     case.check(ats, ['edge', 'sum'], 'dst')
 
 
-@pytest.mark.parametrize('op', ['exp', 'log', 'log1p', 'expm1', 'tanh', 'sigmoid', 'erf'])
-def test_relative_error_in_float32(op: str) -> None:
+def pointwise_of(op: str, *args: Tensor, power: float | None = None) -> Tensor:
+    """An operation by the kernel, of rows of one edge."""
     graph = Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.long), 1, 1)
-    x = torch.cat([torch.linspace(-80, 80, 3001), torch.logspace(-12, 1, 999)])
-    x = torch.cat([x, -x, torch.tensor([0.0, 1.0, math.inf, -math.inf, math.nan])])
-    p = Program()
-    at = p.pointwise(op, p.load('src', 0, (len(x),), 'float32'))
-    one = Pass(p, (Out(at, 'sum', 'float32'),), 'dst')
-    (out,), _ = run_pass_cpu(one, graph, {('src', 0): x[None]}, torch.float32, None)
+    p, dtype = Program(), str(args[0].dtype)[len('torch.') :]
+    loads = [p.load('src', k, (len(args[0]),), dtype) for k in range(len(args))]
+    if power is not None:
+        loads.append(p.const(power, 1, dtype))
+    one = Pass(p, (Out(p.pointwise(op, *loads), 'sum', dtype),), 'dst')
+    inputs = {('src', k): x[None] for k, x in enumerate(args)}
+    (out,), _ = run_pass_cpu(one, graph, inputs, args[0].dtype, None)
+    return out[0]
+
+
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, 0.5, math.inf, -math.inf, math.nan])
+
+
+def wide_range(dtype: torch.dtype) -> Tensor:
+    """Numbers of all sizes, and multiples of pi / 2, near which sines are small."""
+    x = torch.cat([
+        torch.linspace(-80, 80, 3001), torch.logspace(-30, 30, 999),
+        torch.arange(-1000, 1000) * (math.pi / 2),
+    ])  # fmt: skip
+    return torch.cat([x, -x, SPECIAL]).to(dtype)
+
+
+@pytest.mark.parametrize('op', [
+    'exp', 'exp2', 'log', 'log2', 'log10', 'log1p', 'expm1', 'tanh', 'sigmoid', 'erf', 'sin', 'cos',
+    'asin', 'acos', 'atan',
+])  # fmt: skip
+def test_relative_error_in_float32(op: str) -> None:
+    x = wide_range(torch.float32)
+    if op in ('asin', 'acos'):
+        x = torch.cat([torch.linspace(-1.01, 1.01, 3001), SPECIAL])
     expected = UNARY[op](x.double())
-    torch.testing.assert_close(out[0].double(), expected, rtol=1e-6, atol=1e-37, equal_nan=True)
+    expected[expected.abs() > torch.finfo(torch.float32).max] *= math.inf
+    out = pointwise_of(op, x).double()
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize('op', ['log', 'sin', 'cos'])
+def test_relative_error_in_float64(op: str) -> None:
+    x = wide_range(torch.float64)
+    out, expected = pointwise_of(op, x), UNARY[op](x)
+    torch.testing.assert_close(out, expected, rtol=1e-15, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize('op', ['pow', 'atan2'])
+def test_relative_error_of_two_in_float32(op: str) -> None:
+    x, y = torch.cartesian_prod(SPECIAL, SPECIAL).unbind(1)
+    many = wide_range(torch.float32)
+    x = torch.cat([x, many, many[:40]])
+    y = torch.cat([y, many.flip(0), torch.arange(-20, 20)])
+    expected = BINARY[op](x.double(), y.double())
+    expected[expected.abs() > torch.finfo(torch.float32).max] *= math.inf
+    out = pointwise_of(op, x, y).double()
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('power', [-2.0, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0])
+def test_constant_powers(power: float, dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(-4, 4, 101, dtype=dtype), SPECIAL.to(dtype)])
+    out = pointwise_of('pow', x, power=power)
+    torch.testing.assert_close(out, x.pow(power), rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_slices_of_joined_values_are_the_parts() -> None:
+    p = Program()
+    a, b = (p.view(p.load('src', k, (8,), 'float32'), (8, 1)) for k in range(2))
+    both = p.cat([a, b], 1)
+    assert p.slice(both, 1, 1, 1) == b
+    zero = p.expand(p.const(0.0, 2, 'float32'), (8, 1))
+    padded = p.pointwise('add', p.cat([a, zero], 1), p.cat([zero, b], 1))
+    assert [p.slice(padded, 1, k, 1) for k in range(2)] == [a, b]
+    assert p[p.slice(both, 1, 0, 2)].op == 'cat'
+    wide = p.cat([p.load('src', 2, (8, 3), 'float32'), a], 1)
+    assert p[p.slice(wide, 1, 2, 2)].op == 'slice'
+    assert p.reduce('sum', both, (1,)) == p.pointwise('add', a, b)
+    assert p[p.reduce('sum', wide, (1,))].op == 'sum'
+    assert p[p.reduce('amax', both, (1,))].op == 'amax'
+
+
+def test_a_gradient_of_a_square_doubles_its_smaller_factor() -> None:
+    p = Program()
+    g, x, h = (
+        p.load('dst', 0, (1,), 'float32'),
+        *(p.load('src', k, (8,), 'float32') for k in (1, 2)),
+    )
+    product = p.pointwise('mul', p.expand(g, (8,)), x)
+    total = p.pointwise('add', p.pointwise('add', h, product), product)
+    twice = p.pointwise('mul', g, p.const(2.0, 1, 'float32'))
+    assert total == p.pointwise('add', h, p.pointwise('mul', twice, x))
 
 
 @pytest.mark.parametrize('row_role', ['dst', 'src'])
