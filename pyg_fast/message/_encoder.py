@@ -12,7 +12,7 @@ from ._values import POWERS
 
 MAX_DIMS = 6  # of an instruction
 # How often powers multiply the square by the base.
-_FACTORS = {2: 0, 3: 1, 4: 2}
+_FACTORS: dict[float, int] = {2: 0, 3: 1, 4: 2}
 _ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}
 
 
