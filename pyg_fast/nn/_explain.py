@@ -51,6 +51,11 @@ _LEAST = {
 }  # fmt: skip
 # What torch says of arguments of its functions that are no tensors.
 _NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but got) (?:\w+\.)*(\w+)"
+# And of two sizes that must be the same.
+_TWO_SIZES = (
+    r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
+    r'|Expected size (\d+) but got size (\d+)'
+)
 
 
 def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error: Exception) -> None:
@@ -188,10 +193,29 @@ def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
         if not name.startswith('edge_') or name.startswith(('edge_index', 'edge_label')):
             continue
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
-            raise ShapeError(
-                f"'{name}' must have shape {[num_edges, *value.shape[1:]]}, a row for each edge of "
-                f"'edge_index', got {list(value.shape)}"
-            )
+            raise _rows_error(name, 'edge_index', num_edges, value)
+
+
+def _rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeError:
+    return ShapeError(
+        f"'{name}' must have shape {[num_edges, *value.shape[1:]]}, a row for each edge of "
+        f"'{edges}', got {list(value.shape)}"
+    )
+
+
+def _check_rows_by_text(given: Mapping[str, object], text: str) -> None:
+    """Raises for the argument that has rows of edges, but not one for each, by two sizes that do
+    not fit."""
+    found = re.search(_TWO_SIZES, text)
+    sizes = set() if found is None else {int(size) for size in found.groups() if size is not None}
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    for edges, value in tensors.items():
+        is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
+        if len(sizes) == 2 and is_list and value.size(1) in sizes:
+            (other,) = sizes - {value.size(1)}
+            for name, rows in tensors.items():
+                if rows.dim() > 0 and rows.size(0) == other:
+                    raise _rows_error(name, edges, value.size(1), rows)
 
 
 def _find_mistake(
@@ -422,6 +446,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         name: value for name, value in given.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
+    _check_rows_by_text(given, text)
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None:
         fewer, more = sorted(map(int, found.groups()))

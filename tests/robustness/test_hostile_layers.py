@@ -328,6 +328,27 @@ def test_attention_names_several_features(device: torch.device, name: str, raise
         layer(torch.stack([data.x, data.x]), data.edge_index)
 
 
+class Weighted(pyg.MessagePassing):
+    """With arguments of edges by names of its own."""
+
+    def forward(self, x, edges, gate, part=None):  # type: ignore[no-untyped-def]
+        return self.propagate(edges, x=x, gate=gate, part=part)
+
+    def message(self, x_j: Tensor, gate: Tensor, part: OptTensor) -> Tensor:
+        out = x_j * gate.view(-1, 1)
+        return out if part is None else torch.cat([out, part], -1)
+
+
+def test_own_layer_names_rows_of_edges(device: torch.device, raises: Any) -> None:
+    layer, data = accelerate(Weighted()).to(device), small_graph(device)
+    count = data.num_edges
+    gate = torch.rand(count, device=device)
+    with raises(ValueError, match=rf"'gate' must have shape \[{count}\], .* edge of 'edges', got"):
+        layer(data.x, data.edge_index, gate[1:])
+    with raises(ValueError, match=rf"'part' must have shape \[{count}, 2\], .* of 'edges', got"):
+        layer(data.x, data.edge_index, gate, torch.rand(count - 2, 2, device=device))
+
+
 def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> None:
     layer, data = (
         accelerate(pyg.EdgeConv(torch.nn.Linear(2 * IN, 4))).to(device),
