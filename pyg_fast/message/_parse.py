@@ -26,6 +26,7 @@ from ._operators import (
 )
 from ._rows import ACROSS_EDGES
 from ._softmax import softmax_of
+from ._trace import NO_ROW_FOR_DROPOUT
 
 # Sentinel sizes for E and N: tracing twice reveals constants derived from them.
 EDGES = (1_000_003, 3_000_017)
@@ -425,7 +426,7 @@ class Parser:
         x, p = self._same(node), float(_args(node)[1])
         value = self.program[x]
         if self.program.dependence(x) == 0:
-            raise Refused('dropout of what has no row for each edge')
+            raise Refused(NO_ROW_FOR_DROPOUT)
         self.num_dropouts += 1
         keep = self.program.keep(self.num_dropouts - 1, p, self._trailing(node), value.dtype)
         return self.program.pointwise('mul', x, keep, dtype=value.dtype)

@@ -87,6 +87,7 @@ _OF_TORCH = str(Path(torch.__file__).parent)
 
 _OF_PYTHON = str(Path(inspect.__file__).parent)
 
+NO_ROW_FOR_DROPOUT = 'dropout of what has no row for each edge'
 READS_VALUE = 'message reads a value of a tensor, as by if, item(), tolist(), repr() or a mask'
 _NO_OPERATION = r'message calls \1, which is no operation on tensors'
 # Errors of Dynamo in the user's terms.
@@ -96,7 +97,7 @@ _TERMS = (
      _NO_OPERATION),
     (r"module '__main__' has no attribute '(\w+)'",
      r'message reads \1, which the module __main__ lacks, as under python -m cProfile'),
-    (r'pyg_fast_message::dropout', 'dropout of what has no row for each edge'),
+    (r'pyg_fast_message::dropout', NO_ROW_FOR_DROPOUT),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),
