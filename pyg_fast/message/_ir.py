@@ -172,6 +172,9 @@ class Program:
                     if twice is not None:
                         other = pair[0] if pair[1] == again else pair[1]
                         return self.pointwise('add', other, twice, dtype=dtype)
+        inner = [self[arg].args[0] if self[arg].op == 'expand' else arg for arg in args]
+        if broadcast(*(self[arg].shape for arg in inner)) != shape:  # Compute it before repeats.
+            return self.expand(self.pointwise(op, *inner, dtype=dtype), shape)
         if op == 'where' and self[args[0]].op == 'const':
             chosen = args[1] if number(self[args[0]]) else args[2]
             return self.expand(self.cast(chosen, dtype), shape)

@@ -242,7 +242,9 @@ def _index_put(
 def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
     x = x.view(*(1,) * (len(repeats) - x.dim()), *x.shape)
     for dim, count in enumerate(repeats):
-        if count != 1:
+        if x.size(dim) == 1:
+            x = x.expand(*x.shape[:dim], count, *x.shape[dim + 1 :])
+        elif count != 1:
             x = torch.cat([x] * count, dim)
     return x
 

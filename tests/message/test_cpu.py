@@ -377,6 +377,15 @@ def test_slices_of_joined_values_are_the_parts() -> None:
     assert p[p.reduce('amax', both, (1,))].op == 'amax'
 
 
+def test_repeated_values_are_computed_once() -> None:
+    p = Program()
+    a, b = (p.load('edge', k, (1,), 'float32') for k in range(2))
+    wide = p.pointwise('mul', p.expand(a, (8,)), p.expand(b, (8,)))
+    assert wide == p.expand(p.pointwise('mul', a, b), (8,))
+    row = p.load('src', 0, (8,), 'float32')
+    assert p[p.pointwise('mul', p.expand(a, (8,)), row)].op == 'mul'
+
+
 def test_a_gradient_of_a_square_doubles_its_smaller_factor() -> None:
     p = Program()
     g, x, h = (
