@@ -584,20 +584,22 @@ PYG_FAST_INLINE void product_block(const Product<Acc>& p, int64_t m, int64_t n) 
   }
 }
 
-template <typename Acc, int kVectors, bool kPart>
-PYG_FAST_INLINE void product_columns(const Product<Acc>& p, int64_t n) {
-  int64_t m = 0;
-  for (; m + 4 <= p.m; m += 4) product_block<Acc, 4, kVectors, kPart>(p, m, n);
-  for (; m < p.m; ++m) product_block<Acc, 1, kVectors, kPart>(p, m, n);
+// As many rows at a time as keep the multiply-adds of a row apart, then what is left.
+template <typename Acc, int kRows, int kVectors, bool kPart>
+PYG_FAST_INLINE void product_rows(const Product<Acc>& p, int64_t m, int64_t n) {
+  for (; m + kRows <= p.m; m += kRows) product_block<Acc, kRows, kVectors, kPart>(p, m, n);
+  if constexpr (kRows > 1) {
+    if (m < p.m) product_rows<Acc, kRows / 2, kVectors, kPart>(p, m, n);
+  }
 }
 
 template <typename Acc>
 void product(const Product<Acc>& p) {
   constexpr int kV = kWidth<Acc>, kMost = kManyRegisters ? 4 : 2;
   int64_t n = 0;
-  for (; n + kMost * kV <= p.n; n += kMost * kV) product_columns<Acc, kMost, false>(p, n);
-  for (; n + kV <= p.n; n += kV) product_columns<Acc, 1, false>(p, n);
-  if (n < p.n) product_columns<Acc, 1, true>(p, n);
+  for (; n + kMost * kV <= p.n; n += kMost * kV) product_rows<Acc, 4, kMost, false>(p, 0, n);
+  for (; n + kV <= p.n; n += kV) product_rows<Acc, 8, 1, false>(p, 0, n);
+  if (n < p.n) product_rows<Acc, 8, 1, true>(p, 0, n);
 }
 
 // The machine
