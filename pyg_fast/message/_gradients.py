@@ -87,7 +87,7 @@ class _Derivation:
     def trace(self, kind: str) -> tuple[Program, list[int]]:
         """The `gradients` of the inputs, those for result gradients of one (`ones`), or the
         products of each softmax with its gradient (`dots`)."""
-        program = Program()
+        program = Program(by_parts=True)
         examples, positions = [], []
         places: dict[int, int] = {}
         for at in [*self.loads.values(), *self.constants]:

@@ -92,9 +92,15 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Program:
-    """Operations in the order of their evaluation; equal ones are stored once."""
+    """Operations in the order of their evaluation; equal ones are stored once.
 
-    def __init__(self) -> None:
+    Args:
+        by_parts: Whether slices of joined values are the parts: then other parts get no gradient,
+            where torch gives them zeros.
+    """
+
+    def __init__(self, by_parts: bool = False) -> None:
+        self.by_parts = by_parts
         self.values: list[Value] = []
         self._positions: dict[Value, int] = {}
         self._dependences: list[int] = []
@@ -240,8 +246,10 @@ class Program:
         value = self[x]
         if (start, size, step) == (0, value.shape[dim], 1):
             return x
-        if step == 1 and (part := self._slice_of_parts(x, dim, start, size)) is not None:
-            return part
+        if self.by_parts and step == 1:
+            part = self._slice_of_parts(x, dim, start, size)
+            if part is not None:
+                return part
         shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
         return self.add('slice', (x,), (dim, start, size, step), shape, value.dtype)
 
@@ -371,6 +379,35 @@ class Program:
             lines.append(f'%{number[at]} = {op}({inner}) {list(shape)} {dtype}')
         lines.append('return ' + ' '.join(f'%{number[at]}' for at in outputs))
         return '\n'.join(lines)
+
+    def with_parts(self, outputs: Sequence[int]) -> tuple['Program', list[int]]:
+        """The values by parts of joined ones, if the same inputs get gradients; else themselves."""
+        order = self.reachable(outputs)
+        if not {'cat', 'slice'} <= {self[at].op for at in order}:
+            return self, list(outputs)
+        new = Program(by_parts=True)
+        places: dict[int, int] = {}
+        for at in order:
+            op, old_args, attrs, shape, dtype = self[at]
+            args = [places[arg] for arg in old_args]
+            if op == 'slice':
+                places[at] = new.slice(args[0], *attrs)
+            elif op in POINTWISE:
+                places[at] = new.pointwise(op, *args, dtype=dtype)
+            elif op == 'view':
+                places[at] = new.view(args[0], shape)
+            else:
+                places[at] = new.add(op, args, attrs, shape, dtype, self.dependence(at))
+        found = [places[at] for at in outputs]
+        before, after = (
+            [{program[leaf] for leaf in program.leaves(at)} for at in ats]
+            for program, ats in ((self, outputs), (new, found))
+        )
+        if set().union(*before) != set().union(*after) or any(
+            bool(a) != bool(b) for a, b in zip(before, after, strict=True)
+        ):
+            return self, list(outputs)
+        return new, found
 
     def leaves(self, at: int) -> set[int]:
         """The loads through which a value is differentiable."""

@@ -231,8 +231,9 @@ def _simplify(
     """The program with linear maps exchanged with other operations, the values to aggregate, and
     the map after that."""
     linear = len(requested) == 1 and requested[0].reduce in ('sum', 'mean')
+    parts, ats = captured.with_parts([each.at for each in requested])
     for fold in (True, False) if linear else (False,):
-        program, outputs = _push_maps(captured, [each.at for each in requested], fold)
+        program, outputs = _push_maps(parts, ats, fold)
         for output in outputs:
             if not is_float(program[output].dtype):
                 raise Refused(f'a message of {program[output].dtype}')

@@ -362,7 +362,7 @@ def test_constant_powers(power: float, dtype: torch.dtype) -> None:
 
 
 def test_slices_of_joined_values_are_the_parts() -> None:
-    p = Program()
+    p = Program(by_parts=True)
     a, b = (p.view(p.load('src', k, (8,), 'float32'), (8, 1)) for k in range(2))
     both = p.cat([a, b], 1)
     assert p.slice(both, 1, 1, 1) == b
@@ -375,6 +375,18 @@ def test_slices_of_joined_values_are_the_parts() -> None:
     assert p.reduce('sum', both, (1,)) == p.pointwise('add', a, b)
     assert p[p.reduce('sum', wide, (1,))].op == 'sum'
     assert p[p.reduce('amax', both, (1,))].op == 'amax'
+
+
+def test_parts_without_slices_if_the_same_inputs_get_gradients() -> None:
+    p = Program()
+    a, b = (p.load('src', k, (8,), 'float32') for k in range(2))
+    one, other = (p.slice(p.cat([a, b], 0), 0, k, 8) for k in (0, 8))
+    new, (product,) = p.with_parts([p.pointwise('mul', one, other)])
+    assert new[product].op == 'mul'
+    assert all(new[arg].op == 'load' for arg in new[product].args)
+    for outputs in ([one], [p.slice(p.cat([p.detach(a), a], 0), 0, 0, 8)]):
+        assert p.with_parts(outputs) == (p, outputs)
+    assert p.with_parts([one, other])[0] is not p
 
 
 def test_repeated_values_are_computed_once() -> None:

@@ -15,6 +15,7 @@ from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import conv as pyg
+from torch_geometric.utils import scatter
 
 import pyg_fast
 from pyg_fast.nn import FusedMessagePassing
@@ -557,6 +558,39 @@ def test_expanded_parameter(device: torch.device) -> None:
     conv, (x, edges) = Scales().to(device, torch.float64), arguments('x edges', device)
     expected = MessagePassing.propagate(conv, edges, x=x)
     torch.testing.assert_close(conv(x, edges), expected)
+
+
+class ReadsHalf(MessagePassing):
+    """Its aggregation reads one part of the message."""
+
+    def __init__(self, detaches: bool) -> None:
+        super().__init__()
+        self.detaches, self.lin = detaches, Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.cat([x_j.detach() if self.detaches else 3 * x_j, self.lin(x_j)], -1)
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        part, _ = inputs.chunk(2, -1)
+        return 2 * scatter(part, index, 0, dim_size)
+
+
+@pytest.mark.parametrize('detaches', [False, True])
+def test_a_part_that_nobody_reads_gets_zero_gradients(detaches: bool, device: torch.device) -> None:
+    conv = ReadsHalf(detaches).to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(conv))
+    x = torch.randn(50, 8, device=device, requires_grad=True)
+    edge_index = torch.randint(50, (2, 300), device=device)
+    found = []
+    for layer in (conv, ours):
+        out = layer(x, edge_index)
+        grads = torch.autograd.grad(out.sum(), [x, *layer.parameters()], allow_unused=True)
+        found.append([out, *grads])
+    assert why_pygs(ours) == ''
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_message_of_other_rows(device: torch.device) -> None:
