@@ -88,7 +88,7 @@ PYG_FAST_INLINE V<Acc> sqrt_of(V<Acc> v) {
 #endif
 }
 
-// The natural logarithm: Cephes' polynomial on [sqrt(1/2), sqrt(2)] in float, libm's in double.
+// The natural logarithm: Cephes' polynomial on [sqrt(1/2), sqrt(2)] in float, a series in double.
 PYG_FAST_INLINE V<float> log_of(V<float> x) {
   using F = V<float>;
   using I = M<float>;

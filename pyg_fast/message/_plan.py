@@ -1,5 +1,6 @@
 """Plans a captured message: what runs on nodes before the passes, in them, and after them."""
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from ._triton import Out
 _MAX_EDGE_INPUTS, _MAX_PRODUCTS = 128, 2048
 # A sum of more terms keeps its order.
 _MAX_TERMS = 64
+_MAX_SUNK = 4  # terms that are summed apart, to map them after the sum
 _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
 
 
@@ -55,12 +57,15 @@ class Input(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """A linear map of the last output, by values of the prologue; an output before it is added."""
+    """A linear map of the last outputs, joined, by values of the prologue; an output before them is
+    added."""
 
     weight: int
     bias: int | None
     shape: tuple[int, ...]
     heads: int = 1  # each mapped by its own columns of the weight
+    parts: int = 1  # how many outputs it maps
+    folds: bool = False  # a map of edge features that became one of nodes
 
 
 class Plan(NamedTuple):
@@ -241,11 +246,11 @@ def _simplify(
                 raise Refused('the message does not depend on an edge')
         tail, shape = None, program[outputs[0]].shape
         if linear:
-            outputs[0], tail = _sink_map(program, outputs[0])
+            outputs, tail = _sink_maps(program, outputs[0])
         folded = fold_message(program, outputs[0]) if fold and tail is None else None
         if folded is not None:
             outputs = [folded.first, folded.second]
-            tail = Tail(folded.weight, None, shape, folded.heads)
+            tail = Tail(folded.weight, None, shape, folded.heads, folds=True)
         if not (fold and maps_edge_features(program, outputs)):  # Do not map them twice.
             break
     reduces = [each.reduce for each in requested]
@@ -506,39 +511,63 @@ def _map_in_place(p: Program, x: int, weight: int) -> int:
     return p.mm(x, weight)
 
 
-def _sink_map(p: Program, output: int) -> tuple[int, Tail | None]:
-    """Sinks a last linear map below the aggregation, also one that is weighted by a number of the
-    edge: its input, and the map."""
-    at, weight_of_edge = output, None
+def _sink_maps(p: Program, output: int) -> tuple[list[int], Tail | None]:
+    """Sinks the last linear maps below the aggregation: what is aggregated, and the map of that."""
+    at = output
     while p[at].op == 'cast':
         at = p[at].args[0]
-    if p[at].op in ('mul', 'div') and len(p[at].shape) == 1:
-        for x, factor in (p[at].args, p[at].args[::-1])[: 2 if p[at].op == 'mul' else 1]:
-            if p[factor].shape == (1,) != p[x].shape and _is_map(p, _strip_bias(p, x)[0]):
-                weight_of_edge = p[at].op, factor
-                at = x
-                break
-    at, bias = _strip_bias(p, at)
-    if not _is_map(p, at):
-        return output, None
-    x, weight = p[at].args
-    if weight_of_edge is not None:
-        op, factor = weight_of_edge
-        if bias is not None:  # Its multiples are summed as those of a column of ones.
-            one = p.add('const', (), p[p.const(1, 1, p[x].dtype)].attrs, (1,), p[x].dtype)
-            x = p.cat([x, one], 0)
-            weight, bias = p.cat([weight, p.view(bias, (1, p[bias].shape[-1]))], 0), None
-        x = p.pointwise(op, x, factor)
-    return x, Tail(weight, bias, p[output].shape)
+    terms = _linear_terms(p, at)
+    weights: dict[int, int] = {}
+    for x, matrix in terms:
+        if matrix is not None:
+            weights[x] = p.pointwise('add', weights[x], matrix) if x in weights else matrix
+    constants = [weights.pop(x) for x in [*weights] if p[x].op == 'const']
+    others = [x for x, matrix in terms if matrix is None]
+    outputs = [functools.reduce(functools.partial(p.pointwise, 'add'), others)] if others else []
+    outputs += weights
+    if not weights or len(outputs) > _MAX_SUNK:
+        return [output], None
+    bias = p.view(constants[0], p[at].shape) if constants else None
+    tail = Tail(p.cat([*weights.values()], 0), bias, p[output].shape, parts=len(weights))
+    return outputs, tail
 
 
-def _strip_bias(p: Program, at: int) -> tuple[int, int | None]:
-    """The map in the sum of a map and a parameter, and the parameter."""
-    if p[at].op == 'add':
-        for one, bias in (p[at].args, p[at].args[::-1]):
-            if p[one].op == 'mm' and p.dependence(bias) == PARAM:
-                return one, bias
-    return at, None
+def _linear_terms(p: Program, at: int) -> list[tuple[int, int | None]]:
+    """A value as a sum of linear maps of values of the edge, also of maps of such sums and of
+    multiples: the values, and the matrix of each, None for what is not mapped."""
+    op, args, _, shape, dtype = p[at]
+    itself: list[tuple[int, int | None]] = [(at, None)]
+    if p.dependence(at) == PARAM and len(shape) == 1:
+        return [(p.const(1, 1, dtype), p.view(at, (1, *shape)))]
+    if _is_map(p, at):
+        inner = _linear_terms(p, args[0])
+        return [(x, args[1] if weight is None else p.mm(weight, args[1])) for x, weight in inner]
+    if op in ('add', 'sub') and all(p[arg].shape == shape for arg in args):
+        one, other = (_linear_terms(p, arg) for arg in args)
+        if op == 'sub':
+            other = [
+                (p.pointwise('neg', x), None) if weight is None else (x, p.pointwise('neg', weight))
+                for x, weight in other
+            ]
+        return one + other if _has_map(p, one + other) else itself
+    for x, factor in (args, args[::-1])[: {'mul': 2, 'div': 1}.get(op, 0)]:
+        if p[factor].shape == (1,) != p[x].shape == shape and p.dependence(x) != PARAM:
+            terms = _linear_terms(p, x)
+            if not _has_map(p, terms):
+                continue
+            if p.dependence(factor) != PARAM:
+                return [(p.pointwise(op, each, factor), weight) for each, weight in terms]
+            number = p.view(factor, (1, 1))
+            return [
+                (p.pointwise(op, each, factor), None) if weight is None
+                else (each, p.pointwise(op, weight, number))
+                for each, weight in terms
+            ]  # fmt: skip
+    return itself
+
+
+def _has_map(p: Program, terms: Sequence[tuple[int, int | None]]) -> bool:
+    return any(weight is not None and p[x].op != 'const' for x, weight in terms)
 
 
 def _is_map(p: Program, at: int) -> bool:
@@ -678,7 +707,7 @@ def describe(p: Plan) -> str:
         lines.append(f'run: over tiles of edges{units}')
     elif weighted_sum(p) is not None:
         lines.append('run: as the product of a sparse matrix, as by spmm')
-    if p.tail is not None and len(p.outputs) > 1:
+    if p.tail is not None and p.tail.folds:
         lines.append('folded: the map of edge features, into values of nodes and after the sum')
     elif p.tail is not None:
         lines.append(f'sunk: a linear map to {list(p.tail.shape)} after the aggregation')

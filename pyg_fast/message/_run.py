@@ -538,9 +538,10 @@ def finish_results(
     plan = passes.plan
     written, outs = outs[: passes.num_written], outs[passes.num_written :]
     if plan.tail is not None:
-        *others, out = outs
-        out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)
-        other = others[0].flatten(1) if others else None
+        parts = [out.flatten(1) for out in outs[-plan.tail.parts :]]
+        out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        weight = values[len(plan.inputs)].to(out.dtype)
+        other = outs[0].flatten(1) if len(outs) > len(parts) else None
         if plan.tail.heads > 1:
             out = head_map(out, weight, plan.tail.heads, other=other)
         else:

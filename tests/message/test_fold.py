@@ -83,7 +83,8 @@ def test_fold(name: str, device: torch.device) -> None:
     ):
         torch.testing.assert_close(got, expected)
     assert why_pygs(ours) == ''
-    assert ('folded' in plan_of(ours)) is folds
+    plan = plan_of(ours)
+    assert ('folded' in plan or 'sunk' in plan) is folds
 
 
 def test_other_derivatives(device: torch.device) -> None:
@@ -143,7 +144,7 @@ def test_dropout_of_the_folded_sum(device: torch.device) -> None:
     conv = Ones().to(device)
     edges = torch.randint(N, (2, E), device=device)
     out = conv(torch.ones(N, 8, device=device), edges, torch.ones(E, 4, device=device))
-    assert 'folded' in plan_of(conv)
+    assert 'sunk' in plan_of(conv)
     torch.testing.assert_close(out, torch.zeros_like(out), atol=1e-4, rtol=0)
 
 
