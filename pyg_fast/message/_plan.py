@@ -113,6 +113,11 @@ class Plan(NamedTuple):
         return 4 * own > 3 * (own + hoisted)
 
     @property
+    def width(self) -> int:
+        """The most numbers of an edge that are aggregated."""
+        return max(math.prod(self.message[each.at].shape) for each in self.outputs)
+
+    @property
     def has_wide_maps(self) -> bool:
         """Whether a map of float32 has values that two programs of a GPU do not hold at once."""
         maps = [self.message[at] for at in self._reachable_maps()]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, StdAggregation
@@ -51,6 +52,8 @@ from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
 from ._reduce import combined
 
+# Arguments of a message that an EdgeIndex has in another form than a plain list.
+_INDICES = {'ptr', 'edge_index', 'adj_t'}
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 
@@ -100,6 +103,15 @@ def _width(node_dim: int, kwargs: dict[str, object]) -> int:
                 rows = x.size(node_dim if -x.dim() < node_dim < 0 else 0)
                 width = max(width, x.numel() // rows)
     return width
+
+
+def _may_be_wider(conv: MessagePassing, edge_index: Tensor) -> bool:
+    """Whether edges that are few for a message as wide as its inputs may be none for one that maps
+    them; a first call of its kernel tells."""
+    if edge_index.is_cuda:
+        return may_be_mlp(edge_index, conv.__dict__['_width'])
+    widths = [each.out_features for each in conv.modules() if isinstance(each, Linear)]
+    return not has_few_edges(edge_index, max(widths, default=0))
 
 
 def _runs_python(cls: type) -> bool:
@@ -204,7 +216,7 @@ class FusedPropagate(FusedLayer):
         if not self.strict:
             few = has_few_edges(plain, own['_width'])
             # Whether a message is an MLP is known once it was captured.
-            if few and ('_fused_entry' in own or not may_be_mlp(plain, own['_width'])):
+            if few and ('_fused_entry' in own or not _may_be_wider(self, plain)):
                 reason = reason_of(plain.size(1))
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
@@ -238,6 +250,10 @@ class FusedPropagate(FusedLayer):
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
+        elif plain is not edge_index and not plain.is_cuda and _INDICES.isdisjoint(self._user_args):
+            # PyG's code takes longer for an EdgeIndex than for its list.
+            size = edge_index.sparse_size() if size is None else size
+            edge_index = plain
         return self._fused_pygs(edges_for_pyg(edge_index), size, kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
@@ -464,9 +480,13 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         None if conv.strict else edge_index.size(1),
         conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
-    if entry.last is not None and entry.last.in_tiles and '_of_mlp' not in conv.__dict__:
-        conv.__dict__['_of_mlp'] = True
-        conv.__dict__['_width'] = width_of_mlp(conv.__dict__.get('_width', 1), edge_index.is_cuda)
+    own = conv.__dict__
+    if entry.last is not None and '_of_mlp' not in own:
+        own['_of_mlp'] = entry.last.in_tiles
+        width = own.get('_width', 1)
+        if entry.last.in_tiles:
+            width = width_of_mlp(width, edge_index.is_cuda)
+        own['_width'] = width if edge_index.is_cuda else max(width, entry.last.width)
     for rank in {out.dim() for out in outs}:
         if rank < -node_dim and not captures:  # PyG raises an error.
             raise Fallback(f'a message of {rank} dimensions')

@@ -594,10 +594,10 @@ def test_mlps_of_few_edges(
     monkeypatch.setattr(message_passing, 'width_of_mlp', lambda width, on_gpu: 3 * width)
     first = True
 
-    def may_be_mlp(edge_index: Tensor, width: int) -> bool:
+    def may_be_wider(conv: MessagePassing, edge_index: Tensor) -> bool:
         return not first
 
-    monkeypatch.setattr(message_passing, 'may_be_mlp', may_be_mlp)
+    monkeypatch.setattr(message_passing, '_may_be_wider', may_be_wider)
     with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
         layer = pyg_fast.accelerate(Two(16, 24, 20))
         layer(x, edges())
@@ -610,6 +610,34 @@ def test_mlps_of_few_edges(
         assert names.count('message_tiles') == 2
         layer(x, edges(num_edges=E // 4, hub=10))
         assert 'few' in why_pygs(layer)
+
+
+class Narrow(MessagePassing):
+    """Its inputs are narrower than what it aggregates."""
+
+    def __init__(self, maps: bool) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 40)
+        self.maps = maps
+
+    def forward(self, pos: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, pos=pos)
+
+    def message(self, pos_i: Tensor, pos_j: Tensor) -> Tensor:
+        away = (pos_i - pos_j).tanh()
+        return self.lin(away).relu() if self.maps else away
+
+
+@pytest.mark.parametrize('maps', [False, True])
+def test_few_edges_of_narrow_inputs(maps: bool, limits: Callable[..., None]) -> None:
+    """The first kernel tells how wide the message is."""
+    limits(few_edges=(E * 32, 0))
+    layer, pos = pyg_fast.accelerate(Narrow(maps)), torch.randn(N, 2)
+    with pyg_fast.small_graphs('pyg'):
+        layer(pos, edges())
+        assert not why_pygs(layer)
+        layer(pos, edges())
+        assert ('few' in why_pygs(layer)) is not maps
 
 
 class Own(MessagePassing):
