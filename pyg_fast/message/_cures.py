@@ -16,7 +16,12 @@ _CURES = [
      "layer: self.register_buffer('steps', torch.arange(8.)), for one_hot(edge_type, 5) rows "
      'self.eye[edge_type] of torch.eye(5); slices and torch.cat for indices of channels'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
-    (r'batched product|aten\.bmm', 'a product and a sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
+    (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
+     'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
+    (r'that an attribute keeps runs over blocks', 'no attribute, with which a kernel runs; or '
+     'return the weights from a layer of their own'),
+    (r'not only multiplied by values runs', 'a message that is the softmax times values'),
+    (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other aggregations'),
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
     (r'aten\.index\.Tensor', 'slices and torch.cat in place of indices of channels'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),

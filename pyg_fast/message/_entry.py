@@ -678,17 +678,26 @@ def _set_attributes(function: Function, outs: list[Tensor], count: int) -> list[
 
 def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> None:
     """Raises :class:`InMemory` where PyG's code is faster, as its tensors fit into memory."""
-    most = edges_per_block(plan, device)
+    most, what = edges_per_block(plan, device), _what_has_no_tiles(plan)
     if num_edges <= most:
-        raise InMemory(
-            f'a linear map of values computed for each edge runs over blocks of {most} edges, and '
-            f'there are {num_edges}'
-        )
+        raise InMemory(f'{what} runs over blocks of {most} edges, and there are {num_edges}')
     if runs_pygs_code() and fits_memory(plan, num_edges, device):
         raise InMemory(
-            'a linear map of values computed for each edge runs over blocks only where tensors of '
-            'all edges do not fit into memory'
+            f'{what} runs over blocks only where tensors of all edges do not fit into memory'
         )
+
+
+def _what_has_no_tiles(plan: Plan) -> str:
+    """Why blocks would run a message with linear maps of each edge, and no kernel over tiles."""
+    if plan.softmaxes and not plan.on_cuda:
+        kept = any(output.reduce == 'edge' for output in plan.outputs)
+        other = 'that an attribute keeps' if kept else 'that is not only multiplied by values'
+        return f'a softmax of linear maps of each edge {other}'
+    if plan.softmaxes:
+        return 'a softmax of linear maps of each edge'
+    if 'var' in plan.reduces:
+        return 'a variance of linear maps of each edge'
+    return 'a linear map of values computed for each edge'
 
 
 def _dtype_settings() -> tuple[object, ...]:
