@@ -285,7 +285,7 @@ DECOMPOSED |= {
         )
     },
     **{
-        op: _refuse(op.__name__)
+        op: _refuse(str(op))
         for op in (
             aten.sinc.default, aten.special_entr.default, aten.huber_loss.default,
             aten.smooth_l1_loss.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,

@@ -150,3 +150,30 @@ def test_second_derivatives(device: torch.device) -> None:
             results.append([*first, *second])
         assert why_pygs(ours) == ''
         torch.testing.assert_close(*results)
+
+
+def _raises(x: Tensor, y: Tensor) -> Tensor:
+    raise ValueError('bad\nnumbers')
+
+
+@pytest.mark.parametrize(
+    ('function', 'reason'),
+    [
+        (_raises, 'message raises ValueError: bad'),
+        (lambda x, y: x * {}['z'], 'message raises KeyError: z'),
+        (lambda x, y: None, 'message returns no tensor'),
+        (
+            lambda x, y: torch.cat([x, y], -1) + x,
+            'message cannot be traced: RuntimeError: The size',
+        ),
+    ],
+)
+def test_reasons_of_errors(function: Callable[..., Tensor], reason: str) -> None:
+    ours = pyg_fast.accelerate(Applies(function))
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    with pytest.raises((ValueError, KeyError, AttributeError, TypeError, RuntimeError)):
+        ours(torch.ones(3, 4), torch.ones(3, 4), edges)
+    found = why_pygs(ours)
+    assert found.startswith(reason)
+    assert '_entry.py' not in found
+    assert 'numbers' not in found.partition(' (File ')[0]
