@@ -113,6 +113,8 @@ def _entry(
         values[name] = tuple(several) if type(values[name]) is tuple else several
     if aggr is None:
         message = function(**values)
+        if not isinstance(message, Tensor):
+            raise Refused('message returns no tensor')
         if -message.dim() < node_dim != 0:
             message = message.movedim(node_dim, 0)
         return torch.ops.pyg_fast_message.end(message)

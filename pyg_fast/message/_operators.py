@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from . import _elementary
 from ._ir import BINARY, UNARY, Refused
 
 aten = torch.ops.aten
@@ -81,7 +82,7 @@ def _norm(
 ) -> Tensor:
     if ord not in (1, 2) or dtype is not None:
         raise Refused(f'a norm of order {ord}')
-    dims = list(range(x.dim())) if dim is None else dim
+    dims = dim or list(range(x.dim()))
     if ord == 1:
         return x.abs().sum(dims, keepdim)
     square = (x * x).sum(dims, keepdim)
@@ -272,13 +273,22 @@ DECOMPOSED |= {
     aten.index_put.default: _index_put,
     aten.copy.default: _copy, aten.repeat.default: _repeat,
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
+    aten.norm.ScalarOpt_dim: lambda x, p, dim, keepdim=False: _norm(
+        x, 2 if p is None else p, dim, keepdim
+    ),
+    aten.lerp.Scalar: _elementary.lerp_by_number, aten.constant_pad_nd.default: _elementary.pad,
     **{
-        op: _refuse(op.__name__)
+        getattr(aten, name).default: getattr(_elementary, name)
+        for name in (
+            'sinh', 'cosh', 'tan', 'asinh', 'acosh', 'atanh', 'hypot', 'logaddexp', 'logit',
+            'hardswish', 'softshrink', 'hardshrink', 'trunc', 'frac', 'nan_to_num',
+        )
+    },
+    **{
+        op: _refuse(str(op))
         for op in (
-            aten.sinc.default, aten.logit.default, aten.special_entr.default,
-            aten.huber_loss.default, aten.smooth_l1_loss.default, aten.hardswish.default,
-            aten.softshrink.default, aten.hardshrink.default, aten.norm.ScalarOpt_dim,
-            aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
+            aten.sinc.default, aten.special_entr.default, aten.huber_loss.default,
+            aten.smooth_l1_loss.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
         )
     },
 }  # fmt: skip

@@ -87,6 +87,9 @@ _OF_TORCH = str(Path(torch.__file__).parent)
 
 _OF_PYTHON = str(Path(inspect.__file__).parent)
 
+_OWN = str(Path(__file__).parent)
+_MAX_LENGTH = 200  # of a text that is not ours in a reason
+
 NO_ROW_FOR_DROPOUT = 'dropout of what has no row for each edge'
 READS_VALUE = 'message reads a value of a tensor, as by if, item(), tolist(), repr() or a mask'
 _NO_OPERATION = r'message calls \1, which is no operation on tensors'
@@ -97,12 +100,21 @@ _TERMS = (
      _NO_OPERATION),
     (r"module '__main__' has no attribute '(\w+)'",
      r'message reads \1, which the module __main__ lacks, as under python -m cProfile'),
+    (r'message returns no tensor', 'message returns no tensor'),
+    # Its arguments: a text, of which the first line counts, or Dynamo's variable that holds one.
+    (r"""Observed exception.*?raised exception (\w+)\((?:\[ConstantVariable\(\w+: )?["']?(.*?)"""
+     r"""(?:\\n[^\n]*?)?["']?(?:\)\])?\)\s*\n""", r'message raises \1: \2'),
+    (r'Failed to find name `(\w+)`', r"message raises NameError: name '\1' is not defined"),
     (r'pyg_fast_message::dropout', NO_ROW_FOR_DROPOUT),
+    (r"Could not run 'pyg_fast_message",
+     'an operation that torch computes by writes has no kernel'),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),
     (r'Could not guard on|Could not extract|[Dd]ata.dependent|_local_scalar_dense|'
      r'\b(tolist|item|repr)\(\)', READS_VALUE),
+    (r"""when making fake tensor call.*?(?:got (\w+)\(["']|context: (\w+) <[^\n]*?>: )"""
+     r"""([^\n]*?)(?:\)?['"]\))?\s*\n""", r'message cannot be traced: \1\2: \3'),
 )  # fmt: skip
 
 
@@ -110,14 +122,20 @@ def _in_terms(error: Exception) -> str | None:
     """What is wrong with a message, in the user's terms, if the error is known."""
     for pattern, terms in _TERMS:
         if found := re.search(pattern, str(error), re.DOTALL):
-            return found.expand(terms)
+            return _shorten(found.expand(terms))
     return None
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f'{text[: _MAX_LENGTH - 1].rstrip()}…'
 
 
 def one_line(error: Exception) -> str:
     """The first line of an error, and the last place in the user's code that it names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = _in_terms(error) or (lines[0] if lines else type(error).__name__)
+    first = lines[0] if lines else type(error).__name__
+    # A refusal has the place in it.
+    text = _in_terms(error) or (first if isinstance(error, Refused) else _shorten(first))
     return text if 'File "' in text else text + last_place(str(error))
 
 
@@ -131,13 +149,17 @@ def last_place(trace: str) -> str:
     place = re.match(r'(File "(.+)", line (\d+), in [\w<>]+)', places[-1])
     if place is None:
         return f' ({places[-1]})'
-    code = linecache.getline(place[2], int(place[3])).strip()
+    code = _shorten(linecache.getline(place[2], int(place[3])).strip())
     return f' ({place[1]}: {code})' if code else f' ({place[1]})'
 
 
 def _is_library(place: str) -> bool:
-    """Whether a place is in torch or in Python's own modules."""
-    return _OF_TORCH in place or (_OF_PYTHON in place and 'site-packages' not in place)
+    """Whether a place is in torch, in Python's own modules, or where messages are captured."""
+    return (
+        _OF_TORCH in place
+        or _OWN in place
+        or (_OF_PYTHON in place and 'site-packages' not in place)
+    )
 
 
 def describe_error(error: Exception) -> str:

@@ -1,0 +1,147 @@
+"""Torch's functions that kernels lack, in those that they have.
+
+Autograd derives these: each has torch's derivative, finite where torch's is. What would be infinite
+where it is not chosen has another argument there, as zero times infinity is NaN.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._ir import Refused
+
+_LOG_2 = math.log(2)
+_FAR = 1e9  # The square of such a number is the same beside 1.
+
+
+def lerp_by_number(start: Tensor, end: Tensor, weight: float) -> Tensor:
+    """Torch's own decomposition rounds the weight to float32."""
+    away = end - start
+    return start + away * weight if abs(weight) < 0.5 else end - away * (1 - weight)
+
+
+def sinh(x: Tensor) -> Tensor:
+    near = x.abs() < 1
+    low = torch.where(near, x, 0.0)
+    # Half of a power overflows later than the power.
+    far = (x - _LOG_2).exp() - (-x - _LOG_2).exp()
+    return torch.where(near, (low.expm1() - (-low).expm1()) * 0.5, far)
+
+
+def cosh(x: Tensor) -> Tensor:
+    near = x.abs() < 1
+    low = torch.where(near, x, 0.0) * 0.5
+    twice = low.expm1() - (-low).expm1()  # the sine of half of it
+    far = (x - _LOG_2).exp() + (-x - _LOG_2).exp()
+    return torch.where(near, twice * twice * 0.5 + 1, far)
+
+
+def asinh(x: Tensor) -> Tensor:
+    # A size with a derivative at zero.
+    sign = torch.where(x < 0, x.new_full((), -1.0), 1.0)
+    size = x * sign
+    is_far = size > _FAR
+    low = torch.where(is_far, 0.0, size)
+    square = low * low
+    near = (low + square / ((square + 1).sqrt() + 1)).log1p()
+    far = torch.where(is_far, size, 1.0).log() + _LOG_2
+    return torch.where(is_far, far, near) * sign
+
+
+def acosh(x: Tensor) -> Tensor:
+    is_far = x > _FAR
+    more = torch.where(is_far, 1.0, x) - 1
+    # At one the derivative of a root of the product would be infinity times zero.
+    near = (more + more.sqrt() * (more + 2).sqrt()).log1p()
+    far = torch.where(is_far, x, 1.0).log() + _LOG_2
+    return torch.where(is_far, far, near)
+
+
+def atanh(x: Tensor) -> Tensor:
+    return (x.log1p() - (-x).log1p()) * 0.5
+
+
+def tan(x: Tensor) -> Tensor:
+    return x.sin() / x.cos()
+
+
+def hypot(a: Tensor, b: Tensor) -> Tensor:
+    # Squares of large numbers overflow. The result does not depend on the factor.
+    most = torch.maximum(a.abs(), b.abs()).detach()
+    most = torch.where((most == 0) | (most == math.inf), 1.0, most)
+    a, b = a / most, b / most
+    return (a * a + b * b).sqrt() * most
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    larger = a > b
+    below = torch.where(larger, b - a, a - b)
+    out = torch.where(larger, a, b) + below.exp().log1p()
+    return torch.where((a == b) & (a.abs() == math.inf), a, out)
+
+
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    if eps is not None and eps >= 0:
+        x = torch.where(x < eps, eps, x)
+        x = torch.where(x > 1 - eps, 1 - eps, x)
+    return x.log() - (-x).log1p()
+
+
+def hardswish(x: Tensor) -> Tensor:
+    more = x + 3
+    return x * torch.where(more <= 0, 0.0, torch.where(more >= 6, 6.0, more)) / 6
+
+
+def softshrink(x: Tensor, least: float = 0.5) -> Tensor:
+    return torch.where(x.abs() <= least, 0.0, x - x.sign() * least)
+
+
+def hardshrink(x: Tensor, least: float = 0.5) -> Tensor:
+    return torch.where(x.abs() <= least, 0.0, x)
+
+
+def trunc(x: Tensor) -> Tensor:
+    return torch.where(x < 0, x.ceil(), x.floor())
+
+
+def frac(x: Tensor) -> Tensor:
+    return x - trunc(x)
+
+
+def nan_to_num(
+    x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    range_of = torch.finfo(x.dtype)
+    out = _replace(torch.ne(x, x), 0.0 if nan is None else nan, x)
+    out = _replace(x == math.inf, range_of.max if posinf is None else posinf, out)
+    return _replace(x == -math.inf, range_of.min if neginf is None else neginf, out)
+
+
+def _replace(mask: Tensor, number: float, x: Tensor) -> Tensor:
+    """`torch.where(mask, number, x)`, also of a number that is infinite in float32, in which
+    derivatives are traced."""
+    if math.isfinite(number) and abs(number) > torch.finfo(torch.float32).max:
+        return torch.where(mask, mask.to(x.dtype) * number, x)
+    return torch.where(mask, number, x)
+
+
+def pad(x: Tensor, sizes: Sequence[int], value: float = 0) -> Tensor:
+    """Torch's decomposition writes into an empty tensor."""
+    for k in range(0, len(sizes), 2):
+        before, after, dim = sizes[k], sizes[k + 1], x.dim() - 1 - k // 2
+        start, stop = max(0, -before), x.size(dim) + min(0, after)
+        if stop <= start and max(before, after) <= 0:
+            raise Refused('an empty value')
+        if start > 0 or stop < x.size(dim):
+            x = x.narrow(dim, start, stop - start)
+        parts = [
+            torch.full((*x.shape[:dim], n, *x.shape[dim + 1 :]), value, dtype=x.dtype,
+                       device=x.device)
+            for n in (before, after) if n > 0
+        ]  # fmt: skip
+        if parts:
+            parts.insert(int(before > 0), x)
+            x = torch.cat(parts, dim)
+    return x

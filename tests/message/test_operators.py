@@ -1,0 +1,179 @@
+"""Operations of messages that kernels compute by others: values and derivatives are torch's."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+import pyg_fast
+from tests._report import why_pygs
+
+INF, NAN = math.inf, math.nan
+Operation = Callable[[Tensor], Tensor]
+
+# By name: the function, and numbers where it or its derivative is special.
+UNARY: dict[str, tuple[Operation, list[float]]] = {
+    'sinh': (torch.sinh, [0, 1, -1, 1e-9, 60, -60, INF, -INF, NAN]),
+    'cosh': (torch.cosh, [0, 1, -1, 1e-9, 60, -60, INF, -INF, NAN]),
+    'tan': (torch.tan, [0, 1e-9, 1.5, -40, INF, NAN]),
+    'asinh': (torch.asinh, [0, -0.0, 1e-9, -1e-9, 1e8, 1e10, -1e12, -1e15, INF, -INF, NAN]),
+    'acosh': (torch.acosh, [1, 1.125, 0.5, 1e8, 1e10, 1e15, INF, NAN]),
+    'atanh': (torch.atanh, [0, 1e-9, -1e-9, 1, -1, 0.999, -0.999, 2, NAN]),
+    'logit': (torch.logit, [0, 1, 1e-6, 0.25, 0.999, NAN]),
+    'logit, eps': (lambda x: torch.logit(x, 0.125), [-1, 0, 0.125, 0.5, 0.875, 1, 2, INF, NAN]),
+    'hardswish': (F.hardswish, [-4, -3, -2.99, 0, 2.99, 3, 4, INF, -INF]),
+    'softshrink': (lambda x: F.softshrink(x, 0.25), [-1, -0.25, 0, 0.25, 1, INF, -INF]),
+    'hardshrink': (lambda x: F.hardshrink(x, 0.25), [-1, -0.25, 0, 0.25, 1, INF, -INF]),
+    'trunc': (lambda x: torch.trunc(x) + x, [-1.5, 1.5, 2, -2, 0, INF, NAN]),
+    'frac': (torch.frac, [-1.5, 1.5, 2, -2, 0, INF, NAN]),
+    'nan_to_num': (torch.nan_to_num, [0, 1, INF, -INF, NAN]),
+    'nan_to_num, numbers': (lambda x: torch.nan_to_num(x, 1.5, 2.5, -3.5), [0, INF, -INF, NAN]),
+    'nan_to_num, infinite': (lambda x: torch.nan_to_num(x, INF, NAN), [0, INF, -INF, NAN]),
+}
+BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    'hypot': torch.hypot,
+    'logaddexp': torch.logaddexp,
+    'lerp by 0.3': lambda a, b: torch.lerp(a, b, 0.3),
+    'lerp by 0.7': lambda a, b: torch.lerp(a, b, 0.7),
+    'lerp by a tensor': lambda a, b: torch.lerp(a, b, torch.sigmoid(b)),
+    'pad': lambda a, b: F.pad(a, (1, 1))[:, 1:-1] + F.pad(b, (2, -1), value=0.5)[:, 1:],
+    'pad two': lambda a, b: F.pad((a * b).view(-1, 2, 2), (-1, 3, 2, 0), value=-1.0).flatten(1),
+    'pad one': lambda a, b: F.pad(a, (0, 1)) * F.pad(b, (1, 0)),
+    'distance': lambda a, b: F.pairwise_distance(a, b, keepdim=True) * b,
+    'distance, 1': lambda a, b: F.pairwise_distance(a, b, 1.0).unsqueeze(-1) * b,
+    'distance, no eps': lambda a, b: F.pairwise_distance(a, b, 2, 0.0, True) * b,
+    'atanh of tanh': lambda a, b: a.tanh().atanh() * b.asinh(),
+}
+
+
+class Applies(MessagePassing):
+    def __init__(self, function: Callable[..., Tensor], aggr: str = 'sum') -> None:
+        super().__init__(aggr)
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, y=y)
+
+    def message(self, x_j: Tensor, y_j: Tensor) -> Tensor:
+        return self.function(x_j, y_j)
+
+
+def check(
+    function: Callable[..., Tensor], edges: Tensor, x: Tensor, y: Tensor, exact: float
+) -> None:
+    """Compares results and derivatives with those of PyG's layer."""
+    theirs, results = Applies(function), []
+    ours = pyg_fast.accelerate(Applies(function))
+    for conv in (ours, theirs):
+        leaves = [x.clone().requires_grad_(), y.clone().requires_grad_()]
+        out = conv(*leaves, edges)
+        weight = torch.linspace(-1, 1.5, out.numel(), dtype=out.dtype, device=out.device)
+        grads = torch.autograd.grad((out.flatten() * weight).sum(), leaves, allow_unused=True)
+        results.append([out, *(g for g in grads if g is not None)])
+    assert why_pygs(ours) == ''
+    torch.testing.assert_close(*results, rtol=exact, atol=exact, equal_nan=True)
+
+
+DTYPES = [(torch.float64, 1e-12), (torch.float32, 2e-5)]
+
+
+@pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
+@pytest.mark.parametrize('name', UNARY)
+def test_special_numbers(name: str, dtype: torch.dtype, exact: float, device: torch.device) -> None:
+    """Each number has a node, and an edge that ends in another one."""
+    function, numbers = UNARY[name]
+    x = torch.tensor(numbers, dtype=dtype, device=device).view(-1, 1)
+    nodes = torch.arange(x.size(0), device=device)
+    edges = torch.stack([nodes, nodes.flip(0)])
+    check(lambda x, y: function(x) + y, edges, x, torch.zeros_like(x), exact)
+
+
+@pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
+@pytest.mark.parametrize('name', [*UNARY, *BINARY])
+def test_random_numbers(name: str, dtype: torch.dtype, exact: float, device: torch.device) -> None:
+    torch.manual_seed(0)
+    edges = torch.randint(9, (2, 40), device=device)
+    x, y = torch.randn(2, 9, 4, dtype=dtype, device=device)
+    if name in BINARY:
+        return check(BINARY[name], edges, x, y, exact * 10)
+    function, _ = UNARY[name]
+    x = x.abs() + 1.1 if name == 'acosh' else x.sigmoid() if name[:5] in ('logit', 'atanh') else x
+    check(lambda x, y: function(x) * y, edges, x, y, exact * 10)
+
+
+@pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
+@pytest.mark.parametrize(
+    ('name', 'pairs'),
+    [
+        ('hypot', [(3, 4), (0, 2), (-1e30, 1e30), (1e-30, 1e-30), (INF, 1), (-INF, -2), (0, 0)]),
+        ('logaddexp', [(0, 0), (1, 1), (0, -80), (90, 100), (INF, 1), (-INF, 1), (-INF, -INF),
+                       (INF, INF), (NAN, 1)]),
+        ('lerp by 0.3', [(1, 1), (0, 2), (1e30, -1e30), (NAN, 1), (INF, 1)]),
+        ('lerp by 0.7', [(1, 1), (0, 2), (1e30, -1e30), (NAN, 1), (INF, 1)]),
+        ('distance, no eps', [(1, 1), (0, 2), (3, -4)]),
+    ],
+)  # fmt: skip
+def test_special_pairs(
+    name: str, pairs: list[tuple[float, float]], dtype: torch.dtype, exact: float,
+    device: torch.device,
+) -> None:  # fmt: skip
+    x, y = torch.tensor(pairs, dtype=dtype, device=device).t().unsqueeze(-1)
+    nodes = torch.arange(x.size(0), device=device)
+    check(BINARY[name], torch.stack([nodes, nodes.flip(0)]), x, y, exact)
+
+
+@pytest.mark.parametrize('number', [710.0, -710.0])
+def test_a_hyperbolic_sine_overflows_as_late_as_torchs(number: float, device: torch.device) -> None:
+    x = torch.tensor([[number]] * 2, dtype=torch.float64, device=device)
+    nodes = torch.arange(2, device=device)
+    for function in (torch.sinh, torch.cosh):
+        scaled = lambda x, y, f=function: f(x) * 1e-300 + y  # noqa: E731
+        check(scaled, torch.stack([nodes, nodes]), x, torch.zeros_like(x), 1e-10)
+
+
+def test_second_derivatives(device: torch.device) -> None:
+    edges = torch.randint(9, (2, 40), device=device)
+    x, y = torch.randn(2, 9, 4, dtype=torch.float64, device=device)
+    y[:2] = x[:2]  # also where torch's maximum has a kink
+    for function in (torch.logaddexp, torch.hypot, lambda x, y: x.asinh() * y.sinh() + x.cosh()):
+        theirs, results = Applies(function), []
+        ours = pyg_fast.accelerate(Applies(function))
+        for conv in (ours, theirs):
+            leaves = [x.clone().requires_grad_(), y.clone().requires_grad_()]
+            out = conv(*leaves, edges)
+            first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+            second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+            results.append([*first, *second])
+        assert why_pygs(ours) == ''
+        torch.testing.assert_close(*results)
+
+
+def _raises(x: Tensor, y: Tensor) -> Tensor:
+    raise ValueError('bad\nnumbers')
+
+
+@pytest.mark.parametrize(
+    ('function', 'reason'),
+    [
+        (_raises, 'message raises ValueError: bad'),
+        (lambda x, y: x * {}['z'], 'message raises KeyError: z'),
+        (lambda x, y: None, 'message returns no tensor'),
+        (
+            lambda x, y: torch.cat([x, y], -1) + x,
+            'message cannot be traced: RuntimeError: The size',
+        ),
+    ],
+)
+def test_reasons_of_errors(function: Callable[..., Tensor], reason: str) -> None:
+    ours = pyg_fast.accelerate(Applies(function))
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    with pytest.raises((ValueError, KeyError, AttributeError, TypeError, RuntimeError)):
+        ours(torch.ones(3, 4), torch.ones(3, 4), edges)
+    found = why_pygs(ours)
+    assert found.startswith(reason)
+    assert '_entry.py' not in found
+    assert 'numbers' not in found.partition(' (File ')[0]
