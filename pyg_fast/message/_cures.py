@@ -22,7 +22,8 @@ _CURES = [
     (r'that an attribute keeps runs over blocks', 'no attribute, with which a kernel runs; or '
      'return the weights from a layer of their own'),
     (r'not only multiplied by values runs', 'a message that is the softmax times values'),
-    (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other aggregations'),
+    (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
+     'aggregations'),
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
     (r'aten\.index\.Tensor', 'slices and torch.cat in place of indices of channels'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
