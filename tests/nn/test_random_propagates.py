@@ -66,6 +66,7 @@ def compare(layer: Base, fast: Any, args: list[Tensor]) -> None:
 # What a random layer may contain that is none of a kernel's.
 REASONS = (
     'a linear map of values computed for each edge', 'a softmax of another softmax',
+    'a softmax of linear maps of each edge', 'a variance of linear maps of each edge',
     'a message whose derivative is zero', 'aggregate returns its input, or one tensor twice',
     'message writes into its input', 'a write under torch.no_grad', 'no input of nodes',
     'the message of an edge depends on other edges',
