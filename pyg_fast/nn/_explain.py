@@ -447,6 +447,15 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
     _check_rows_by_text(given, text)
+    found = re.search(r'Encountered tensor with size (\d+) in .*, but expected size (\d+)', text)
+    if found is not None:
+        rows, wanted = map(int, found.groups())
+        for name, value in tensors.items():
+            if value.size(0) == rows:
+                raise ShapeError(
+                    f"'{name}' must have a row for each of {wanted} nodes, as the other features "
+                    f'have, got {list(value.shape)}'
+                )
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None:
         fewer, more = sorted(map(int, found.groups()))

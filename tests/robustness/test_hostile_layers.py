@@ -328,6 +328,23 @@ def test_attention_names_several_features(device: torch.device, name: str, raise
         layer(torch.stack([data.x, data.x]), data.edge_index)
 
 
+class Moved(pyg.MessagePassing):
+    """With two features of nodes."""
+
+    def forward(self, x, edge_index, pos):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, pos=pos)
+
+    def message(self, x_j: Tensor, pos_i: Tensor, pos_j: Tensor) -> Tensor:
+        return x_j * (pos_i - pos_j).norm(dim=-1, keepdim=True)
+
+
+def test_own_layer_names_rows_of_nodes(device: torch.device, raises: Any) -> None:
+    layer, data = accelerate(Moved()).to(device), small_graph(device)
+    pos = torch.randn(NODES - 5, 3, device=device)
+    with raises(ValueError, match=rf"'pos' must have a row for each of {NODES} nodes, .* got"):
+        layer(data.x, data.edge_index, pos)
+
+
 class Weighted(pyg.MessagePassing):
     """With arguments of edges by names of its own."""
 
