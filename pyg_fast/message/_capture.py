@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ._einsum import einsum_of_edges
 from ._gathers import INDICES
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
@@ -352,6 +353,10 @@ class SizedInterpreter(torch.fx.Interpreter):
                 dim = sizes.index(self.num_edges) + 1
                 x = args[0].movedim(dim, 0).contiguous()
                 return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
+        if target is torch.einsum and isinstance(args[0], str):
+            out = einsum_of_edges(args[0], args[1:], self.num_edges)
+            if out is not None:
+                return out
         return super().call_function(target, args, kwargs)
 
 

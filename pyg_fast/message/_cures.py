@@ -26,6 +26,7 @@ _CURES = [
      'aggregations'),
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
     (r'aten\.index\.Tensor', 'slices and torch.cat in place of indices of channels'),
+    (r'across the edges', 'the operation in forward, on what propagate gets'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),

@@ -108,6 +108,8 @@ _TERMS = (
     (r'pyg_fast_message::dropout', NO_ROW_FOR_DROPOUT),
     (r"Could not run 'pyg_fast_message",
      'an operation that torch computes by writes has no kernel'),
+    (r"DefaultCPUAllocator|can't allocate memory",
+     'an operation across the edges has no kernel'),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),

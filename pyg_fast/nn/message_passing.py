@@ -52,8 +52,7 @@ from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
 from ._reduce import combined
 
-# Arguments of a message that an EdgeIndex has in another form than a plain list.
-_INDICES = {'ptr', 'edge_index', 'adj_t'}
+_PYGS = {'message': MessagePassing.message, 'aggregate': MessagePassing.aggregate}
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 
@@ -112,6 +111,13 @@ def _may_be_wider(conv: MessagePassing, edge_index: Tensor) -> bool:
         return may_be_mlp(edge_index, conv.__dict__['_width'])
     widths = [each.out_features for each in conv.modules() if isinstance(each, Linear)]
     return not has_few_edges(edge_index, max(widths, default=0))
+
+
+def _reads_ptr(conv: MessagePassing) -> bool:
+    """Whether a layer's own functions take the row pointers, which a plain list does not have."""
+    cls = type(conv)
+    own = [name for name in ('message', 'aggregate') if getattr(cls, name) is not _PYGS[name]]
+    return 'ptr' in conv.inspector.get_flat_param_names(own)
 
 
 def _runs_python(cls: type) -> bool:
@@ -250,7 +256,7 @@ class FusedPropagate(FusedLayer):
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
-        elif plain is not edge_index and not plain.is_cuda and _INDICES.isdisjoint(self._user_args):
+        elif plain is not edge_index and not plain.is_cuda and not _reads_ptr(self):
             # PyG's code takes longer for an EdgeIndex than for its list.
             size = edge_index.sparse_size() if size is None else size
             edge_index = plain
