@@ -19,9 +19,6 @@ _CURES = [
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
     (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
      'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
-    (r'that an attribute keeps runs over blocks', 'no attribute, with which a kernel runs; or '
-     'return the weights from a layer of their own'),
-    (r'not only multiplied by values runs', 'a message that is the softmax times values'),
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
      'aggregations'),
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),

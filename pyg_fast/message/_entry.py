@@ -691,11 +691,7 @@ def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> N
 
 def _what_has_no_tiles(plan: Plan) -> str:
     """Why blocks would run a message with linear maps of each edge, and no kernel over tiles."""
-    if plan.softmaxes and not plan.on_cuda:
-        kept = any(output.reduce == 'edge' for output in plan.outputs)
-        other = 'that an attribute keeps' if kept else 'that is not only multiplied by values'
-        return f'a softmax of linear maps of each edge {other}'
-    if plan.softmaxes:
+    if plan.softmaxes and plan.on_cuda:
         return 'a softmax of linear maps of each edge'
     if 'var' in plan.reduces:
         return 'a variance of linear maps of each edge'

@@ -45,23 +45,10 @@ def derive_maps(p: Plan) -> MapGradients:
         Refused: If another operation reads a parameter of a map, or torch's derivative has an
             operation that the program lacks.
     """
-    message = p.message
-    order = message.reachable([output.at for output in p.outputs])
-    maps = _find_maps(message, order)
-    weights = {each.slot for each in maps}
-    loads = {
-        message[at].attrs[1]: at for at in order
-        if message[at].op == 'load' and message[at].attrs[0] not in DST_ROLES
-        and message[at].attrs[1] not in weights
-    }  # fmt: skip
-    floats = [k for k, at in loads.items() if is_float(message[at].dtype)]
-    constants = [
-        at for at in order
-        if message[at].op == 'keep'
-        or (message[at].op == 'load' and message[at].attrs[0] in DST_ROLES)
-    ]  # fmt: skip
-    traced, positions = _trace_between(p, maps, loads, floats, constants)
-    new = _Joined(message, traced, maps, positions[len(floats) :])
+    maps, loads, constants = _parts_of(p)
+    floats = [k for k, at in loads.items() if is_float(p.message[at].dtype)]
+    traced, positions = _trace_between(p, maps, loads, [loads[k] for k in floats], constants)
+    new = _Joined(p.message, traced, maps, positions[len(floats) :])
     of: list[int | None] = [None] * len(p.inputs)
     for k, at in zip(floats, positions, strict=False):
         of[k] = new.copy(at)
@@ -73,6 +60,38 @@ def derive_maps(p: Plan) -> MapGradients:
         one = p.inputs[slot]
         of[slot] = new.program.add('outer', args, (), one.shape, one.dtype, EDGE)
     return MapGradients(new.program, tuple(of))
+
+
+def derive_dots(p: Plan) -> tuple[Program, tuple[int, ...]]:
+    """For each softmax of a message, its value times the gradient of that: a pass sums them.
+
+    Raises:
+        Refused: As :func:`derive_maps`.
+    """
+    maps, loads, constants = _parts_of(p)
+    softmaxes = list(p.softmaxes)
+    traced, positions = _trace_between(p, maps, loads, softmaxes, constants, of_softmaxes=True)
+    new = _Joined(p.message, traced, maps, positions[len(softmaxes) :])
+    return new.program, tuple([new.copy(at) for at in positions[: len(softmaxes)]])
+
+
+def _parts_of(p: Plan) -> tuple[list[_Map], dict[int, int], list[int]]:
+    """The maps of a message, its loads by the number of the input, and what gets no gradient."""
+    message = p.message
+    order = message.reachable([output.at for output in p.outputs])
+    maps = _find_maps(message, order)
+    weights = {each.slot for each in maps}
+    loads = {
+        message[at].attrs[1]: at for at in order
+        if message[at].op == 'load' and message[at].attrs[0] not in DST_ROLES
+        and message[at].attrs[1] not in weights
+    }  # fmt: skip
+    constants = [
+        at for at in order
+        if message[at].op == 'keep'
+        or (message[at].op == 'load' and message[at].attrs[0] in DST_ROLES)
+    ]  # fmt: skip
+    return maps, loads, constants
 
 
 def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
@@ -97,11 +116,12 @@ def _find_maps(message: Program, order: Sequence[int]) -> list[_Map]:
 
 
 def _trace_between(
-    p: Plan, maps: Sequence[_Map], loads: dict[int, int], floats: Sequence[int],
-    constants: Sequence[int],
+    p: Plan, maps: Sequence[_Map], loads: dict[int, int], leading: Sequence[int],
+    constants: Sequence[int], of_softmaxes: bool = False,
 ) -> tuple[Program, list[int]]:  # fmt: skip
-    """The gradients by the inputs `floats`, then by the values of the maps. `constants` are factors
-    of dropouts and statistics of softmaxes."""
+    """The gradients by the `leading` values, then by those of the maps. `constants` are factors of
+    dropouts and statistics of softmaxes. With `of_softmaxes` these lead: their values times the
+    gradients."""
     message, cotangents = p.message, cotangents_of(p)
     program = Program()
     examples, positions = [], []
@@ -120,24 +140,22 @@ def _trace_between(
     for at in constants:
         examples.append(example(message[at].shape, 'float32'))
         positions.append(program.add(*message[at], dependence=EDGE))
-    dots = [('dot', n, at) for n, at in enumerate(p.softmaxes)]
+    dots = [] if of_softmaxes else [('dot', n, at) for n, at in enumerate(p.softmaxes)]
     for role, k, at in [*cotangents, *dots]:
         add(at, role, k)
     for number, each in enumerate(maps):
         add(each.x, _BACK, number)
-    wanted = [*(loads[k] for k in floats), *(each.at for each in maps)]
+    wanted = [*leading, *(each.at for each in maps)]
     leaves = [*loads.values(), *(each.at for each in maps), *constants]
 
     def derive(*args: Tensor) -> list[Tensor]:
         count = len(leaves) + len(cotangents) + len(dots)
-        return _derive_between(
-            p,
-            maps,
-            dict(zip(leaves, args, strict=False)),
-            wanted,
-            args[len(leaves) : count],
-            args[count:],
-        )
+        values = dict(zip(leaves, args, strict=False))
+        given, backs = args[len(leaves) : count], args[count:]
+        grads = _derive_between(p, maps, values, wanted, given, backs)
+        for k, at in enumerate(leading if of_softmaxes else ()):
+            grads[k] = grads[k] * values[at].detach()
+        return grads
 
     graph = trace(derive, examples, derives=True)
     return program, Parser(program, EDGES[0]).read(graph, positions)
@@ -153,7 +171,9 @@ def _derive_between(
     cotangents = cotangents_of(p)
     grads = sum_cotangents(cotangents, given[: len(cotangents)], outputs)
     grads += [-dot for dot in given[len(cotangents) :]]
-    outputs += [*p.softmaxes, *(each.x for each in maps)]
+    if len(given) > len(cotangents):
+        outputs += p.softmaxes
+    outputs += [each.x for each in maps]
     leaves, derivatives = differentiate(
         p.message, values, wanted, outputs, [*grads, *backs], torch.float32
     )

@@ -17,7 +17,7 @@ from ._cuda import Recipe, Tile, choose_tile, choose_wide_tile, most_programs
 from ._gradients import Gradients, cotangents_of, derive_gradients
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
-from ._map_gradients import MapGradients, derive_maps
+from ._map_gradients import MapGradients, derive_dots, derive_maps
 from ._plan import Plan, weighted_sum
 from ._prologue import AfterReductions, Prologue
 from ._softmax import is_multiple
@@ -330,8 +330,20 @@ class Passes:
     @_memoize
     def _derive_maps(self) -> MapGradients | None:
         with suppress(Refused):
-            return derive_maps(self.plan)
+            found = derive_maps(self.plan)
+            if not all(self.multiples):
+                self._derive_dots()
+            return found
         return None
+
+    @_memoize
+    def _derive_dots(self) -> list[Pass]:
+        """For each softmax of tiles, the pass of the sum of its values times their gradients."""
+        program, dots = derive_dots(self.plan)
+        passes = [Pass(program, (Out(at, 'sum', 'acc'),), 'dst', in_tiles=True) for at in dots]
+        for each in passes:
+            each.check_tiles(self.plan.on_cuda)
+        return passes
 
     def _tile_passes(
         self, needs: tuple[bool, ...], program: Program, of: tuple[int | None, ...]
@@ -498,6 +510,8 @@ class Passes:
     @_memoize
     def dot_pass(self, n: int) -> Pass:
         """The pass of the sum of a softmax's values times their gradients."""
+        if self.plan.in_tiles:
+            return self._derive_dots()[n]
         grads = self.gradients
         return Pass(grads.dot_program, (Out(grads.dots[n], 'sum', 'acc'),), 'dst')
 

@@ -23,7 +23,6 @@ from ._ir import (
     promote_dtypes,
 )
 from ._rows import Reduced, RowPart
-from ._softmax import is_multiple
 from ._tile_values import WIDE
 from ._tiles import check_tiles
 from ._triton import Out
@@ -627,8 +626,7 @@ def _fits_tiles(
     message: Program, outputs: Sequence[Output], softmaxes: Sequence[int], acc: str, on_cuda: bool
 ) -> bool:
     """Whether a kernel over tiles of edges computes the outputs."""
-    multiples = (is_multiple(message, outputs, at) for at in softmaxes)
-    if (on_cuda and softmaxes) or not all(multiples):
+    if on_cuda and softmaxes:
         return False
     program, places = Program(), dict[int, int]()
     outs = [

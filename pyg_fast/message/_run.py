@@ -290,7 +290,7 @@ def _load_cotangents(
     for n, is_multiple in enumerate(passes.multiples):
         if is_multiple:
             _load_dot_of_results(plan, values, n, grads, kept.results, acc)
-        elif not plan.in_blocks:
+        elif not (plan.in_blocks or (plan.in_tiles and passes.map_gradients is None)):
             (values['dot', n],), _ = run_pass(passes.dot_pass(n), graph, values, acc, seed)
     return cotangents
 

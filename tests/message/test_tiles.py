@@ -612,6 +612,65 @@ def test_mlps_of_few_edges(
         assert 'few' in why_pygs(layer)
 
 
+class Scored(MessagePassing):
+    """A softmax of an MLP of each edge, which more than a product with values reads."""
+
+    def __init__(self, kind: str, heads: int) -> None:
+        super().__init__('mean' if kind == 'mean' else 'sum')
+        self.kind, self.heads = kind, heads
+        self.score = nn.Sequential(nn.Linear(16, 6), nn.SiLU(), nn.Linear(6, heads))
+        self.mix, self.post = nn.Linear(heads, heads), nn.Linear(8, 8)
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> list[Tensor]:
+        out = self.propagate(edge_index, x=x)
+        return [out] if self.kept is None else [out, self.kept]
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+        score = self.score(torch.cat([x_i, x_j], -1))
+        alpha = softmax(score, index, num_nodes=size_i)
+        if self.kind in ('kept', 'kept score'):
+            self.kept = alpha if self.kind == 'kept' else score
+        if self.kind == 'mixed heads':
+            alpha = self.mix(alpha)
+        elif self.kind == 'a function':
+            alpha = (1 + alpha).log()
+        elif self.kind == 'dropout':
+            alpha = F.dropout(alpha, 0.5, self.training) + alpha
+        out = (alpha.unsqueeze(-1) * x_j.view(-1, self.heads, 8 // self.heads)).flatten(1)
+        return self.post(out).relu() if self.kind == 'mapped' else out
+
+
+@pytest.mark.parametrize('heads', [1, 4])
+@pytest.mark.parametrize(
+    'kind', ['kept', 'kept score', 'mixed heads', 'a function', 'mapped', 'mean', 'dropout']
+)
+def test_a_softmax_that_more_than_a_product_reads(kind: str, heads: int) -> None:
+    torch.manual_seed(0)
+    layer = Scored(kind, heads).double().eval()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    x = torch.randn(N, 8, dtype=torch.float64, requires_grad=True)
+    found = []
+    for each in (layer, ours):
+        outs = each(x, edges())
+        total = sum((out * torch.linspace(-1, 1, len(out)).view(-1, 1)).sum() for out in outs)
+        wanted = [x, *each.parameters()]
+        grads = torch.autograd.grad(total, wanted, materialize_grads=True, allow_unused=True)
+        found.append([*outs, *grads])
+    torch.testing.assert_close(found[1], found[0])
+    assert 'tiles' in plan_of(ours)
+    if kind == 'dropout':  # The same factors in both passes: a step along the gradient.
+        ours.train()
+        torch.manual_seed(1)
+        (out,) = ours(x, edges())
+        (grad,) = torch.autograd.grad(out.square().sum(), x)
+        step = 1e-6 * grad
+        torch.manual_seed(1)
+        (after,) = ours(x + step, edges())
+        rise = after.square().sum() - out.square().sum()
+        torch.testing.assert_close(rise, (grad * step).sum(), rtol=1e-3, atol=0)
+
+
 class Narrow(MessagePassing):
     """Its inputs are narrower than what it aggregates."""
 
