@@ -486,13 +486,13 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         None if conv.strict else edge_index.size(1),
         conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
-    own = conv.__dict__
-    if entry.last is not None and '_of_mlp' not in own:
-        own['_of_mlp'] = entry.last.in_tiles
+    own, plan = conv.__dict__, entry.last
+    if plan is not None and '_of_mlp' not in own and (plan.in_tiles or not edge_index.is_cuda):
+        own['_of_mlp'] = plan.in_tiles
         width = own.get('_width', 1)
-        if entry.last.in_tiles:
+        if plan.in_tiles:
             width = width_of_mlp(width, edge_index.is_cuda)
-        own['_width'] = width if edge_index.is_cuda else max(width, entry.last.width)
+        own['_width'] = width if edge_index.is_cuda else max(width, plan.width)
     for rank in {out.dim() for out in outs}:
         if rank < -node_dim and not captures:  # PyG raises an error.
             raise Fallback(f'a message of {rank} dimensions')
