@@ -453,8 +453,8 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         for name, value in tensors.items():
             if value.size(0) == rows:
                 raise ShapeError(
-                    f"'{name}' must have a row for each of {wanted} nodes, as the other features "
-                    f'have, got {list(value.shape)}'
+                    f"'{name}' must have a row for each of {wanted} nodes, as other features or "
+                    f"'size' say, got {list(value.shape)}"
                 )
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None:
