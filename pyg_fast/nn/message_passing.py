@@ -52,7 +52,6 @@ from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
 from ._reduce import combined
 
-_PYGS = {'message': MessagePassing.message, 'aggregate': MessagePassing.aggregate}
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 
@@ -109,14 +108,19 @@ def _may_be_wider(conv: MessagePassing, edge_index: Tensor) -> bool:
     them; a first call of its kernel tells."""
     if edge_index.is_cuda:
         return may_be_mlp(edge_index, conv.__dict__['_width'])
-    widths = [each.out_features for each in conv.modules() if isinstance(each, Linear)]
-    return not has_few_edges(edge_index, max(widths, default=0))
+    widest = conv.__dict__.get('_widest_map')
+    if widest is None:  # Asked at every call of few edges.
+        widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
+        widest = conv.__dict__['_widest_map'] = max(widths, default=0)
+    return not has_few_edges(edge_index, widest)
 
 
 def _reads_ptr(conv: MessagePassing) -> bool:
     """Whether a layer's own functions take the row pointers, which a plain list does not have."""
-    cls = type(conv)
-    own = [name for name in ('message', 'aggregate') if getattr(cls, name) is not _PYGS[name]]
+    own = [
+        name for name in ('message', 'aggregate')
+        if getattr(type(conv), name) is not getattr(MessagePassing, name)
+    ]  # fmt: skip
     return 'ptr' in conv.inspector.get_flat_param_names(own)
 
 

@@ -15,6 +15,7 @@ from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import conv as pyg
+from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter
 
 import pyg_fast
@@ -591,6 +592,44 @@ def test_a_part_that_nobody_reads_gets_zero_gradients(detaches: bool, device: to
         found.append([out, *grads])
     assert why_pygs(ours) == ''
     torch.testing.assert_close(found[1], found[0])
+
+
+class Sees(MessagePassing):
+    """PyG's code runs a message that changes a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(type(edge_index))
+        return x_j.cumsum(0)
+
+
+class SeesPtr(Sees):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(  # type: ignore[override]
+        self, x_j: Tensor, edge_index: Tensor, ptr: OptTensor
+    ) -> Tensor:
+        self.seen.append(None if ptr is None else ptr.tolist())
+        return x_j.cumsum(0)
+
+
+def test_pygs_code_gets_the_plain_list_but_where_it_reads_ptr() -> None:
+    edge_index = EdgeIndex(
+        [[0, 2, 1], [0, 0, 1]], sparse_size=(3, 3), sort_order='col'
+    ).fill_cache_()
+    layer, of_ptr = pyg_fast.accelerate(Sees()), pyg_fast.accelerate(SeesPtr())
+    for each in (layer, of_ptr):
+        each(torch.ones(3, 2), edge_index)
+        assert why_pygs(each) != ''
+    assert layer.seen[-1] is Tensor
+    assert of_ptr.seen[-1] == [0, 2, 3, 3]
 
 
 def test_message_of_other_rows(device: torch.device) -> None:
