@@ -28,6 +28,7 @@ Place: TypeAlias = tuple[Index, ...]
 INNER = 'inner'  # the inner dimension of a matrix product, as an axis of an index
 _MIN_INNER = 16  # of Triton's matrix products
 MAX_TILES = 16  # tiles that a dimension may have that is wider than the axes of its pass
+_MAX_NAMES = 8192  # of values of a kernel
 _MAX_UNROLLED = 32  # numbers of a sum that is written out in place of a loop
 # A linear map of inputs of an edge with this many columns holds its matrix in registers; a wider
 # one is a matrix product.
@@ -84,7 +85,10 @@ class Generator:
     # Names and lines.
 
     def fresh(self) -> str:
-        return f'v{next(self.count)}'
+        count = next(self.count)
+        if count >= _MAX_NAMES:  # Joins in joins write a value again for each of their parts.
+            raise Refused('too many operations')
+        return f'v{count}'
 
     def emit(self, text: str, axes: frozenset[str], level: int) -> Block:
         """Assigns an expression to a new name, at its loop level."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,8 @@ _MAX_EDGE_INPUTS, _MAX_PRODUCTS = 128, 2048
 # A sum of more terms keeps its order.
 _MAX_TERMS = 64
 _MAX_SUNK = 4  # terms that are summed apart, to map them after the sum
+_MAX_LINEAR_TERMS = 4 * _MAX_SUNK  # before those of one value are joined
+Term = tuple[int, int | None]  # a value of the edge, and the matrix that maps it
 _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
 
 
@@ -299,6 +301,7 @@ def _push_maps(old: Program, outputs: Sequence[int], fold: bool) -> tuple[Progra
     """The program with linear maps pushed to the ends of the edge: to parts that vary with one end.
     With `fold`, scores do not map features of edges."""
     new = Program()
+    maps = _MapPusher(new)
     places: dict[int, int] = {}
 
     def push(at: int) -> int:
@@ -310,7 +313,7 @@ def _push_maps(old: Program, outputs: Sequence[int], fold: bool) -> tuple[Progra
         if score is not None:
             out = score
         elif op == 'mm':
-            out = _push_map(new, new_args[0], new_args[1])
+            out = maps.push(new_args[0], new_args[1])
         elif op in POINTWISE:
             out = new.pointwise(op, *new_args, dtype=dtype)
             out = _reorder_sum(new, out) if op in ('add', 'sub') else out
@@ -394,56 +397,103 @@ def _sum_terms(p: Program, terms: list[tuple[int, bool]], dtype: str) -> tuple[i
     return out, negative
 
 
-def _push_map(p: Program, x: int, weight: int) -> int:
-    """`mm(x, weight)`, pushed through sums and cats to parts that vary with one end each."""
-    value, dependence = p[x], p.dependence(x)
-    if dependence in (PARAM, SRC, DST):
-        return p.mm(x, weight)
-    args = value.args
-    if value.op == 'lookup' and len(value.shape) > len(p[args[1]].shape):
-        return p.lookup(_push_map(p, args[0], weight), args[1], value.attrs[0])
-    if value.op == 'cat' and value.attrs[0] == len(value.shape) - 1:
-        start, out = 0, None
-        for arg in args:
-            size = p[arg].shape[-1]
-            part = _push_map(p, arg, p.slice(weight, 0, start, size))
-            out = part if out is None else p.pointwise('add', out, part)
-            start += size
-        return out  # type: ignore[return-value]
-    if value.op in ('add', 'sub'):
-        parts = [_push_map(p, p.expand(arg, value.shape), weight) for arg in args]
-        terms = [term for part in parts for term in _terms_of(p, part)]
-        of_ends = any(p.dependence(term) in (PARAM, SRC, DST) for term in terms)
-        if not of_ends and any(p[term].op == 'mm' and p[term].attrs for term in terms):
-            return _map_in_place(p, x, weight)  # One map of the sum, and not one of each term.
-        return p.pointwise(value.op, *parts)
-    if value.op == 'neg':
-        return p.pointwise('neg', _push_map(p, args[0], weight))
-    if value.op == 'detach' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
-        inner = p[args[0]]
-        parts = [p.detach(arg) for arg in inner.args]
-        return _push_map(p, p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype), weight)
-    if value.op == 'cast' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
-        inner = p[args[0]]
-        parts = [p.cast(arg, value.dtype) for arg in inner.args]
-        whole = p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype)
-        return _push_map(p, whole, weight)
-    if (
-        value.op in ('mul', 'div')
-        and p[args[1]].op == 'const'
-        and p[args[1]].shape[-1:] in ((), (1,))
-    ):
-        return p.pointwise(value.op, _push_map(p, args[0], weight), args[1])
-    if value.op in ('view', 'slice') and _same_last(p, x):
-        return _push_map_through_part(p, x, weight)
-    return _map_in_place(p, x, weight)
+class _MapPusher:
+    """Pushes linear maps through sums and cats to parts that vary with one end each, and each value
+    once, however often others share it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.pushed: dict[tuple[int, int], int] = {}
+
+    def push(self, x: int, weight: int) -> int:
+        """`mm(x, weight)`."""
+        if (x, weight) not in self.pushed:
+            self.pushed[x, weight] = self._push(x, weight)
+        return self.pushed[x, weight]
+
+    def _push(self, x: int, weight: int) -> int:
+        p = self.program
+        value, dependence = p[x], p.dependence(x)
+        if dependence in (PARAM, SRC, DST):
+            return p.mm(x, weight)
+        args = value.args
+        if value.op == 'lookup' and len(value.shape) > len(p[args[1]].shape):
+            return p.lookup(self.push(args[0], weight), args[1], value.attrs[0])
+        if value.op == 'cat' and value.attrs[0] == len(value.shape) - 1:
+            start, out = 0, None
+            for arg in args:
+                size = p[arg].shape[-1]
+                part = self.push(arg, p.slice(weight, 0, start, size))
+                out = part if out is None else p.pointwise('add', out, part)
+                start += size
+            return out  # type: ignore[return-value]
+        if value.op in ('add', 'sub'):
+            parts = [self.push(p.expand(arg, value.shape), weight) for arg in args]
+            terms = _terms_of(p, parts)
+            of_ends = any(p.dependence(term) in (PARAM, SRC, DST) for term in terms)
+            if not of_ends and any(p[term].op == 'mm' and p[term].attrs for term in terms):
+                return _map_in_place(p, x, weight)  # One map of the sum, and not one of each term.
+            return p.pointwise(value.op, *parts)
+        if value.op == 'neg':
+            return p.pointwise('neg', self.push(args[0], weight))
+        if value.op == 'detach' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
+            inner = p[args[0]]
+            parts = [p.detach(arg) for arg in inner.args]
+            return self.push(p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype), weight)
+        if value.op == 'cast' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
+            inner = p[args[0]]
+            parts = [p.cast(arg, value.dtype) for arg in inner.args]
+            whole = p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype)
+            return self.push(whole, weight)
+        if (
+            value.op in ('mul', 'div')
+            and p[args[1]].op == 'const'
+            and p[args[1]].shape[-1:] in ((), (1,))
+        ):
+            return p.pointwise(value.op, self.push(args[0], weight), args[1])
+        if value.op in ('view', 'slice') and _same_last(p, x):
+            return self._push_through_part(x, weight)
+        return _map_in_place(p, x, weight)
+
+    def _push_through_part(self, x: int, weight: int) -> int:
+        """A map of a view or slice of a sum or cat, exchanged with that."""
+        p = self.program
+        value = p[x]
+        inner = p[value.args[0]]
+
+        def part(arg: int) -> int:
+            shape = p[arg].shape
+            if value.op == 'slice':
+                dim, start, size, step = value.attrs
+                if shape[dim] == 1 and inner.shape[dim] != 1:
+                    return arg
+                return p.slice(arg, dim, start, size, step)
+            lead = value.shape[:-1]
+            return p.view(p.expand(arg, (*inner.shape[:-1], shape[-1])), (*lead, shape[-1]))
+
+        if inner.op == 'cat' and inner.attrs[0] == len(inner.shape) - 1:
+            return self.push(p.cat([part(arg) for arg in inner.args], len(value.shape) - 1), weight)
+        if inner.op in ('add', 'sub', 'neg'):
+            full = [p.expand(arg, inner.shape) for arg in inner.args]
+            return self.push(p.pointwise(inner.op, *(part(arg) for arg in full)), weight)
+        if inner.op in ('slice', 'view') and _same_last(p, value.args[0]):
+            below = p[inner.args[0]]
+            if below.op == 'cat' and below.attrs[0] == len(below.shape) - 1:
+                # slice(slice(cat)): push the inner slice through the cat first.
+                cat = _move_below_cat(p, value.args[0])
+                return self.push(_repeat_on(p, x, cat), weight)
+        return _map_in_place(p, x, weight)
 
 
-def _terms_of(p: Program, x: int) -> list[int]:
-    """The terms of a sum."""
-    if p[x].op in ('add', 'sub', 'neg'):
-        return [term for arg in p[x].args for term in _terms_of(p, arg)]
-    return [x]
+def _terms_of(p: Program, sums: Iterable[int]) -> set[int]:
+    """The terms of sums."""
+    found, stack = set(sums), list(sums)
+    while stack:
+        at = stack.pop()
+        if p[at].op in ('add', 'sub', 'neg'):
+            stack += [arg for arg in p[at].args if arg not in found]
+            found.update(p[at].args)
+    return {at for at in found if p[at].op not in ('add', 'sub', 'neg')}
 
 
 def _same_last(p: Program, x: int) -> bool:
@@ -453,35 +503,6 @@ def _same_last(p: Program, x: int) -> bool:
     if not value.shape or not inner.shape or value.shape[-1] != inner.shape[-1]:
         return False
     return value.op == 'view' or value.attrs[0] != len(inner.shape) - 1
-
-
-def _push_map_through_part(p: Program, x: int, weight: int) -> int:
-    """A map of a view or slice of a sum or cat, exchanged with that; the last dimension stays."""
-    value = p[x]
-    inner = p[value.args[0]]
-
-    def part(arg: int) -> int:
-        shape = p[arg].shape
-        if value.op == 'slice':
-            dim, start, size, step = value.attrs
-            if shape[dim] == 1 and inner.shape[dim] != 1:
-                return arg
-            return p.slice(arg, dim, start, size, step)
-        lead = value.shape[:-1]
-        return p.view(p.expand(arg, (*inner.shape[:-1], shape[-1])), (*lead, shape[-1]))
-
-    if inner.op == 'cat' and inner.attrs[0] == len(inner.shape) - 1:
-        return _push_map(p, p.cat([part(arg) for arg in inner.args], len(value.shape) - 1), weight)
-    if inner.op in ('add', 'sub', 'neg'):
-        full = [p.expand(arg, inner.shape) for arg in inner.args]
-        return _push_map(p, p.pointwise(inner.op, *(part(arg) for arg in full)), weight)
-    if inner.op in ('slice', 'view') and _same_last(p, value.args[0]):
-        below = p[inner.args[0]]
-        if below.op == 'cat' and below.attrs[0] == len(below.shape) - 1:
-            # slice(slice(cat)): push the inner slice through the cat first.
-            cat = _move_below_cat(p, value.args[0])
-            return _push_map(p, _repeat_on(p, x, cat), weight)
-    return _map_in_place(p, x, weight)
 
 
 def _move_below_cat(p: Program, x: int) -> int:
@@ -536,41 +557,57 @@ def _sink_maps(p: Program, output: int) -> tuple[list[int], Tail | None]:
     return outputs, tail
 
 
-def _linear_terms(p: Program, at: int) -> list[tuple[int, int | None]]:
+def _linear_terms(p: Program, output: int) -> list[Term]:
     """A value as a sum of linear maps of values of the edge, also of maps of such sums and of
     multiples: the values, and the matrix of each, None for what is not mapped."""
+    order = p.reachable([output])
+    needed = {output}
+    for at in reversed(order):
+        if at in needed and (_is_map(p, at) or p[at].op in ('add', 'sub', 'mul', 'div')):
+            needed.update(p[at].args)
+    # Each value once, however often others share it.
+    terms: dict[int, list[Term]] = {}
+    for at in order:
+        if at in needed:
+            found = _join_terms(p, at, terms)
+            terms[at] = found if found and len(found) <= _MAX_LINEAR_TERMS else [(at, None)]
+    return terms[output]
+
+
+def _join_terms(p: Program, at: int, terms: Mapping[int, list[Term]]) -> list[Term] | None:
+    """The terms of a value by those of its arguments; None where it is a term itself."""
     op, args, _, shape, dtype = p[at]
-    itself: list[tuple[int, int | None]] = [(at, None)]
     if p.dependence(at) == PARAM and len(shape) == 1:
         return [(p.const(1, 1, dtype), p.view(at, (1, *shape)))]
     if _is_map(p, at):
-        inner = _linear_terms(p, args[0])
+        inner = terms[args[0]]
         return [(x, args[1] if weight is None else p.mm(weight, args[1])) for x, weight in inner]
     if op in ('add', 'sub') and all(p[arg].shape == shape for arg in args):
-        one, other = (_linear_terms(p, arg) for arg in args)
+        one, other = (terms[arg] for arg in args)
+        if not _has_map(p, one + other):
+            return None
         if op == 'sub':
             other = [
                 (p.pointwise('neg', x), None) if weight is None else (x, p.pointwise('neg', weight))
                 for x, weight in other
             ]
-        return one + other if _has_map(p, one + other) else itself
+        return one + other
     for x, factor in (args, args[::-1])[: {'mul': 2, 'div': 1}.get(op, 0)]:
         if p[factor].shape == (1,) != p[x].shape == shape and p.dependence(x) != PARAM:
-            terms = _linear_terms(p, x)
-            if not _has_map(p, terms):
+            if not _has_map(p, terms[x]):
                 continue
             if p.dependence(factor) != PARAM:
-                return [(p.pointwise(op, each, factor), weight) for each, weight in terms]
+                return [(p.pointwise(op, each, factor), weight) for each, weight in terms[x]]
             number = p.view(factor, (1, 1))
             return [
                 (p.pointwise(op, each, factor), None) if weight is None
                 else (each, p.pointwise(op, weight, number))
-                for each, weight in terms
+                for each, weight in terms[x]
             ]  # fmt: skip
-    return itself
+    return None
 
 
-def _has_map(p: Program, terms: Sequence[tuple[int, int | None]]) -> bool:
+def _has_map(p: Program, terms: Sequence[Term]) -> bool:
     return any(weight is not None and p[x].op != 'const' for x, weight in terms)
 
 

@@ -387,11 +387,11 @@ class Mapped(Layer):
     """A linear map at the end, which may run after the sum."""
 
     def message(self, x_j: Tensor) -> Tensor:
-        return self.lin(x_j.relu())
+        return self.lin(self.fn(x_j))
 
 
 def test_sums_before_a_map_do_not_overflow(device: torch.device) -> None:
-    theirs = Mapped(lambda x_j: x_j)
+    theirs = Mapped(torch.relu)
     theirs.lin.weight.data.mul_(1e-3)
     theirs, graph = theirs.half().to(device), edges(device)
     graph[1] = 2
@@ -400,6 +400,27 @@ def test_sums_before_a_map_do_not_overflow(device: torch.device) -> None:
     exact = copy.deepcopy(theirs).double()(x.double(), graph)
     torch.testing.assert_close(ours(x, graph).double(), exact, atol=1, rtol=1e-2)
     assert why_pygs(ours) == ''
+
+
+def doubled(x_j: Tensor) -> Tensor:
+    for _ in range(24):
+        x_j = (x_j + x_j.detach()) / 2 - x_j
+    return x_j
+
+
+def rolled(x_j: Tensor) -> Tensor:
+    x_j = F.normalize(x_j, dim=-1)
+    for _ in range(16):
+        x_j = torch.cat([x_j[:, 1:], x_j[:, :1]], -1) + x_j * 0.1
+    return x_j
+
+
+@pytest.mark.parametrize('fn', [doubled, rolled])
+def test_values_that_are_read_twice_each(fn: Callable[..., Tensor], device: torch.device) -> None:
+    """Their number of readings doubles with each line: a plan takes each once."""
+    x = torch.randn(N, C, generator=torch.Generator().manual_seed(1)).to(device)
+    compare(Mapped(fn).to(device), x, edges(device))
+    compare(Layer(fn).to(device), x, edges(device))
 
 
 def test_autocast_disabled_in_a_message(device: torch.device) -> None:
