@@ -110,21 +110,52 @@ def frac(x: Tensor) -> Tensor:
     return x - trunc(x)
 
 
+def round_to_even(x: Tensor) -> Tensor:
+    low = x.floor()
+    rest, half = x - low, low * 0.5
+    is_odd = half != half.floor()
+    up = torch.where((rest > 0.5) | ((rest == 0.5) & is_odd), 1.0, 0.0)
+    return torch.where(rest == rest, low + up, low)  # Infinity stays.
+
+
+def sinc(x: Tensor) -> Tensor:
+    is_zero = x == 0
+    angle = torch.where(is_zero, 1.0, x) * math.pi
+    return torch.where(is_zero, 1.0, angle.sin() / angle)
+
+
+def isinf(x: Tensor) -> Tensor:
+    return x.abs() == math.inf
+
+
+def isfinite(x: Tensor) -> Tensor:
+    return x.abs() < math.inf
+
+
+def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    for dim in dims:
+        x = torch.cat([x.narrow(dim, k, 1) for k in reversed(range(x.size(dim)))], dim)
+    return x
+
+
+def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if not dims:
+        raise Refused('a roll along the edges')
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.size(dim)
+        start = -shift % size if size else 0
+        if start:
+            x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
+    return x
+
+
 def nan_to_num(
     x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     range_of = torch.finfo(x.dtype)
-    out = _replace(torch.ne(x, x), 0.0 if nan is None else nan, x)
-    out = _replace(x == math.inf, range_of.max if posinf is None else posinf, out)
-    return _replace(x == -math.inf, range_of.min if neginf is None else neginf, out)
-
-
-def _replace(mask: Tensor, number: float, x: Tensor) -> Tensor:
-    """`torch.where(mask, number, x)`, also of a number that is infinite in float32, in which
-    derivatives are traced."""
-    if math.isfinite(number) and abs(number) > torch.finfo(torch.float32).max:
-        return torch.where(mask, mask.to(x.dtype) * number, x)
-    return torch.where(mask, number, x)
+    out = torch.where(torch.ne(x, x), 0.0 if nan is None else nan, x)
+    out = torch.where(x == math.inf, range_of.max if posinf is None else posinf, out)
+    return torch.where(x == -math.inf, range_of.min if neginf is None else neginf, out)
 
 
 def pad(x: Tensor, sizes: Sequence[int], value: float = 0) -> Tensor:

@@ -9,6 +9,7 @@ from ._ir import DST, EDGE, SRC, Program, promote_dtypes
 
 # Features of an edge per channel of a head, at most: with more, the maps of nodes would be wide.
 _MAX_FEATURES = 2
+_MAX_TERMS = 64  # of a sum, with its parts
 _MIN_CHANNELS = 4
 
 
@@ -62,6 +63,8 @@ def fold_message(p: Program, output: int) -> FoldedMessage | None:
         (output,) = p[output].args
     value = p[output]
     shape = value.shape
+    if not shape:
+        return None
     sides: list[tuple[int, int | None]] = [(output, None)]
     if value.op == 'mul':
         sides = [(a, s) for a, s in (value.args, value.args[::-1]) if p[s].shape[-1:] == (1,)]
@@ -96,9 +99,13 @@ def _find_map(p: Program, at: int) -> _Map | None:
     stack = [at]
     map_: tuple[int, int] | None = None
     rest: int | None = None
+    seen = 0
     while stack:
         each = stack.pop()
         value = p[each]
+        seen += 1
+        if seen > _MAX_TERMS:
+            return None
         if value.op == 'add' and value.shape == shape:
             stack += value.args[::-1]
             continue

@@ -475,6 +475,9 @@ class Program:
                     fill = next((t.dtype for t in others if isinstance(t, Tensor)), own)
                     fill = fill if value.op in BOOLEAN else own
                     got = torch.full(self[arg].shape, got, dtype=fill, device=device)
+                elif value.op == 'where' and _overflows(got, own):
+                    # A derivative is traced in float32, in which torch refuses such a number.
+                    got = torch.ones((), dtype=own, device=device) * got
                 args.append(got)
             results[at] = _evaluate(value, args, [self[arg].shape for arg in value.args], own)
         return [results[at] for at in outputs]
@@ -487,6 +490,12 @@ def promote_dtypes(dtypes: Iterable[str]) -> str:
         each = getattr(torch, dtype)
         out = each if out is None else torch.promote_types(out, each)
     return str(out)[len('torch.') :]
+
+
+def _overflows(x: object, dtype: torch.dtype) -> bool:
+    """Whether a number, not a tensor, is larger than the numbers of a float dtype."""
+    is_number = isinstance(x, float) and math.isfinite(x) and dtype.is_floating_point
+    return is_number and abs(x) > torch.finfo(dtype).max  # type: ignore[arg-type]
 
 
 def number(value: Value) -> float:

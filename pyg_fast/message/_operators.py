@@ -52,7 +52,8 @@ NOT_DECOMPOSED = {
     aten.mean.dim, aten.amax.default, aten.amin.default, aten.full.default,
     aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int,
     aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
-    aten.ones_like.default, aten.slice_backward.default, aten.select_backward.default,
+    aten.ones_like.default, aten.empty_like.default, aten.slice_backward.default,
+    aten.select_backward.default,
 }  # fmt: skip
 # Operators of tensors that may have the edges in another dimension than the first.
 ANYWHERE = {
@@ -210,10 +211,20 @@ def _slice_scatter(
     size = x.size(dim)
     first, last, _ = slice(start, end).indices(size)
     if step != 1:
-        raise Refused('a write into a slice with steps')
+        return _write_columns(x, of, dim % x.dim(), first, step)
     before = [x.narrow(dim, 0, first)] if first > 0 else []
     after = [x.narrow(dim, last, size - last)] if last < size else []
     return torch.cat([*before, of, *after], dim) if before or after else of
+
+
+def _write_columns(x: Tensor, of: Tensor, dim: int, start: int, step: int) -> Tensor:
+    """The result of `x[:, start::step] = of`, if the steps divide the dimension."""
+    count = of.size(dim)
+    if start >= step or count * step != x.size(dim):
+        raise Refused('a write into a slice with steps')
+    columns = x.unflatten(dim, (count, step))
+    parts = [columns.select(dim + 1, k) if k != start else of for k in range(step)]
+    return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
 
 
 def _select_scatter(x: Tensor, of: Tensor, dim: int, index: int) -> Tensor:
@@ -276,18 +287,20 @@ DECOMPOSED |= {
     aten.norm.ScalarOpt_dim: lambda x, p, dim, keepdim=False: _norm(
         x, 2 if p is None else p, dim, keepdim
     ),
-    aten.lerp.Scalar: _elementary.lerp_by_number, aten.constant_pad_nd.default: _elementary.pad,
+    aten.lerp.Scalar: _elementary.lerp_by_number, aten.round.default: _elementary.round_to_even,
+    aten.constant_pad_nd.default: _elementary.pad,
     **{
         getattr(aten, name).default: getattr(_elementary, name)
         for name in (
             'sinh', 'cosh', 'tan', 'asinh', 'acosh', 'atanh', 'hypot', 'logaddexp', 'logit',
-            'hardswish', 'softshrink', 'hardshrink', 'trunc', 'frac', 'nan_to_num',
+            'hardswish', 'softshrink', 'hardshrink', 'trunc', 'frac', 'nan_to_num', 'sinc', 'isinf',
+            'isfinite', 'flip', 'roll',
         )
     },
     **{
         op: _refuse(str(op))
         for op in (
-            aten.sinc.default, aten.special_entr.default, aten.huber_loss.default,
+            aten.special_entr.default, aten.huber_loss.default,
             aten.smooth_l1_loss.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
         )
     },

@@ -39,6 +39,11 @@ _Reader: TypeAlias = Callable[['Parser', Node], _Positions]
 _readers: dict[object, _Reader] = {}  # by operator
 _ops = torch.ops.pyg_fast_message
 _COMPARISONS: dict[object, str] = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
+# What `empty_like` holds is not told; writes into all of it follow.
+_LIKE: dict[object, int] = {
+    aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0,
+}  # fmt: skip
+_OF_FLAGS = {'mul': 'logical_and', 'add': 'logical_or'}  # results that are flags, too
 _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 'amin'}
 # Reductions over the edges of each destination, by their names in torch.
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
@@ -408,13 +413,13 @@ class Parser:
 
     @_reads(
         aten.full.default, aten.scalar_tensor.default, aten.full_like.default,
-        aten.zeros_like.default, aten.ones_like.default,
+        aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default,
     )  # fmt: skip
     def _fill(self, node: Node) -> int:
         """A tensor of one number."""
         (value,) = _args(node)[-1:]
-        if node.target in (aten.zeros_like.default, aten.ones_like.default):
-            value = int(node.target is aten.ones_like.default)
+        if node.target in _LIKE:
+            value = _LIKE[node.target]
         if not isinstance(value, (int, float, bool)):
             raise Refused(f'{node.target} of a {type(value).__name__}')
         dtype = _name(node.meta['val'].dtype)
@@ -460,7 +465,8 @@ class Parser:
             if not is_float(dtype):
                 raise Refused(f'arithmetic of {dtype}')
         else:
-            if op not in BOOLEAN:
+            op = _OF_FLAGS.get(op, op)
+            if op not in BOOLEAN or scale != 1:
                 raise Refused('arithmetic of bool')
             a, b = self._comparable(a, b), self._comparable(b, a)
         softmax = softmax_of(program, a, b) if op == 'div' else None
@@ -590,7 +596,13 @@ class Parser:
         dim = self._dim(args[1] if len(args) > 1 else 0, node)
         size = program[x].shape[dim]
         start, stop, step = slice(*args[2:5]).indices(size)
-        return program.slice(x, dim, start, max(0, -((start - stop) // step)), step)
+        count = max(0, -((start - stop) // step))
+        if step == 1 or count * step != size or start >= step:
+            return program.slice(x, dim, start, count, step)
+        # Such numbers are a column of rows of `step` numbers: its gradient has no steps.
+        shape = program[x].shape
+        columns = program.view(x, (*shape[:dim], count, step, *shape[dim + 1 :]))
+        return program.view(program.slice(columns, dim + 1, start, 1), self._trailing(node))
 
     @_reads(aten.slice_backward.default, aten.select_backward.default)
     def _pad_slice(self, node: Node) -> int:

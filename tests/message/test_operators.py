@@ -15,6 +15,18 @@ from tests._report import why_pygs
 INF, NAN = math.inf, math.nan
 Operation = Callable[[Tensor], Tensor]
 
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    out[:, ::2] = x[:, ::2] * cos - x[:, 1::2] * sin
+    out[:, 1::2] = x[:, ::2] * sin + x[:, 1::2] * cos
+    return out
+
+
+def huge_of(x: Tensor) -> float:
+    return 1e300 if x.dtype == torch.float64 else 1e30
+
+
 # By name: the function, and numbers where it or its derivative is special.
 UNARY: dict[str, tuple[Operation, list[float]]] = {
     'sinh': (torch.sinh, [0, 1, -1, 1e-9, 60, -60, INF, -INF, NAN]),
@@ -30,6 +42,14 @@ UNARY: dict[str, tuple[Operation, list[float]]] = {
     'hardshrink': (lambda x: F.hardshrink(x, 0.25), [-1, -0.25, 0, 0.25, 1, INF, -INF]),
     'trunc': (lambda x: torch.trunc(x) + x, [-1.5, 1.5, 2, -2, 0, INF, NAN]),
     'frac': (torch.frac, [-1.5, 1.5, 2, -2, 0, INF, NAN]),
+    'round': (
+        lambda x: x.round() + x,
+        [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.3, 1e15 + 1, INF, -INF, NAN],
+    ),
+    'sinc': (torch.sinc, [0, 1, -0.5, 0.25, 2.25]),
+    'isinf': (lambda x: x * torch.isinf(x), [0, 1.5, -1.5]),
+    'isfinite': (lambda x: x * torch.isfinite(x), [0, 1.5, -1.5]),
+    'where, huge': (lambda x: torch.where(x > 0, x, huge_of(x)).clamp(max=2), [1, 0, -1]),
     'nan_to_num': (torch.nan_to_num, [0, 1, INF, -INF, NAN]),
     'nan_to_num, numbers': (lambda x: torch.nan_to_num(x, 1.5, 2.5, -3.5), [0, INF, -INF, NAN]),
     'nan_to_num, infinite': (lambda x: torch.nan_to_num(x, INF, NAN), [0, INF, -INF, NAN]),
@@ -46,6 +66,13 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'distance': lambda a, b: F.pairwise_distance(a, b, keepdim=True) * b,
     'distance, 1': lambda a, b: F.pairwise_distance(a, b, 1.0).unsqueeze(-1) * b,
     'distance, no eps': lambda a, b: F.pairwise_distance(a, b, 2, 0.0, True) * b,
+    'flip': lambda a, b: a.flip(1) * b.flip(-1),
+    'roll': lambda a, b: a.roll(1, 1) * b.roll(-3, 1) + b.roll(4, 1),
+    'products of flags': lambda a, b: a * ((a > 0) * (b > 0)) + b * ((a > 1) + (b > 1)),
+    'isclose': lambda a, b: a * torch.isclose(a, b, 0.5),
+    'rotary': lambda a, b: rotary(a, b[:, ::2], b[:, 1::2]),
+    'columns': lambda a, b: a.view(-1, 2, 2)[:, :, 1::2].flatten(1) * b.view(-1, 2, 2)[:, ::2, 0],
+    'one number': lambda a, b: (a.std(-1) + b.var(-1))[:, None],
     'atanh of tanh': lambda a, b: a.tanh().atanh() * b.asinh(),
 }
 

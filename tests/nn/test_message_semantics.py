@@ -87,6 +87,7 @@ MESSAGES: dict[str, Callable[[Tensor], Tensor]] = {
     'hardsigmoid': lambda x_j: F.hardsigmoid(x_j.round() * 3),
     'three dimensions': lambda x_j: x_j.view(-1, 2, 2),
     'deep': deep,
+    'one number': lambda x_j: x_j.square().sum(-1)[:, None],
     'repeat': lambda x_j: x_j[:, :2].repeat(1, 2) * x_j.tile(2)[:, 2:6],
     'repeat of edges': lambda x_j: x_j.repeat(2, 1)[:E] * x_j,
     'constants': lambda x_j: (x_j * 2 - torch.ones(C, device=x_j.device) * 2) * x_j,
