@@ -208,10 +208,13 @@ class Program:
         self, op: str, args: Sequence[int], shape: tuple[int, ...], dtype: str
     ) -> int:
         """The constant that an operation on constants gives."""
-        numbers = [
-            torch.tensor(number(self[arg]), dtype=getattr(torch, self[arg].dtype)) for arg in args
-        ]
-        out = POINTWISE[op](*numbers).to(getattr(torch, dtype)).item()
+
+        # Derivatives are float32 here, and run in float64, too: no number is rounded.
+        def exact(dtype: str) -> torch.dtype:
+            return getattr(torch, 'float64' if dtype == 'float32' else dtype)
+
+        numbers = [torch.tensor(number(self[arg]), dtype=exact(self[arg].dtype)) for arg in args]
+        out = POINTWISE[op](*numbers).to(exact(dtype)).item()
         return self.add('const', (), self[self.const(out, 0, dtype)].attrs, shape, dtype)
 
     def view(self, x: int, shape: tuple[int, ...]) -> int:

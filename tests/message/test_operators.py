@@ -179,6 +179,35 @@ def test_second_derivatives(device: torch.device) -> None:
         torch.testing.assert_close(*results)
 
 
+OF_NUMBERS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x_i, x_j: x_j + x_i * 0.05,
+    lambda x_i, x_j: (x_j * 0.3 - x_i.relu() * 0.05) / 3,
+    lambda x_i, x_j: torch.lerp(x_i, x_j, 0.3) + F.leaky_relu(x_i + x_j, 0.1) * 0.7,
+]
+
+
+@pytest.mark.parametrize('function', OF_NUMBERS)
+def test_numbers_of_derivatives_are_float64(
+    function: Callable[[Tensor, Tensor], Tensor], device: torch.device
+) -> None:
+    """A gradcheck does not see a factor that was rounded to float32."""
+
+    class OfBoth(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return function(x_i, x_j)
+
+    ours, grads = pyg_fast.accelerate(OfBoth()), []
+    edges = torch.randint(9, (2, 40), device=device)
+    x = torch.randn(9, 4, dtype=torch.float64, device=device, requires_grad=True)
+    for conv in (ours, OfBoth()):
+        grads.append(torch.autograd.grad(conv(x, edges).sin().sum(), x)[0])
+    assert why_pygs(ours) == ''
+    torch.testing.assert_close(*grads, rtol=1e-13, atol=1e-13)
+
+
 def _raises(x: Tensor, y: Tensor) -> Tensor:
     raise ValueError('bad\nnumbers')
 

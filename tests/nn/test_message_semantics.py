@@ -514,7 +514,13 @@ def _own_input(x_i: Tensor, x_j: Tensor) -> Tensor:
 
 def _steps(x_i: Tensor, x_j: Tensor) -> Tensor:
     out = x_i * x_j
-    out[:, ::2] = 0
+    out[:, ::2] = x_j[:, 1::2]
+    return out
+
+
+def _uneven(x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = x_i * x_j
+    out[:, ::3] = 0
     return out
 
 
@@ -524,7 +530,7 @@ def _edges(x_i: Tensor, x_j: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize('fn', [_slice, _column, _mask, _own_input])
+@pytest.mark.parametrize('fn', [_slice, _column, _mask, _own_input, _steps])
 def test_writes_into_parts(fn: Callable[..., Tensor], device: torch.device) -> None:
     """Of a value of the message, whose inputs are copies in PyG."""
     x = torch.randn(N, C, device=device)
@@ -536,8 +542,8 @@ def test_writes_into_parts(fn: Callable[..., Tensor], device: torch.device) -> N
 
 
 @pytest.mark.parametrize(('fn', 'reason'), [
-    (_steps, 'a write into a slice with steps'), (_edges, 'aten.slice.Tensor along the edges'),
-], ids=['steps', 'edges'])  # fmt: skip
+    (_uneven, 'a write into a slice with steps'), (_edges, 'aten.slice.Tensor along the edges'),
+], ids=['uneven', 'edges'])  # fmt: skip
 def test_other_writes_run_pygs_code(
     fn: Callable[..., Tensor], reason: str, device: torch.device
 ) -> None:
