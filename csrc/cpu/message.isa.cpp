@@ -188,9 +188,74 @@ PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
   }
 }
 
+// Rows of one number each, as of a slice: a vector has those of several rows.
+template <typename Acc, int kIn, typename F>
+void column_loop(const Rows<Acc, kIn>& rows, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  for (int64_t i = 0; i < rows.count; i += kV) {
+    const int64_t count = std::min<int64_t>(kV, rows.count - i);
+    V<Acc> v[kIn];
+    PYG_FAST_UNROLL
+    for (int k = 0; k < kIn; ++k) {
+      if (rows.index[k] == nullptr) {
+        const Acc* p = rows.at(k, i);
+        v[k] =
+            count == kV ? fetch<Acc>(p, rows.row[k], 0) : fetch_part<Acc>(p, rows.row[k], 0, count);
+      } else {
+        v[k] = V<Acc>{};
+        for (int64_t r = 0; r < count; ++r) v[k][r] = *rows.at(k, i + r);
+      }
+    }
+    const V<Acc> out = f(v);
+    Acc* p = rows.out + i * rows.out_row;
+    if (rows.out_row == 1) {
+      count == kV ? store<kV>(p, out) : store_part<Acc>(p, out, count);
+    } else {
+      for (int64_t r = 0; r < count; ++r) p[r * rows.out_row] = out[r];
+    }
+  }
+}
+
+// Calls f with whole vectors of rows of three numbers, as of coordinates, one after the other in
+// memory; operands of one number per row are spread over it. Returns the rows that are left.
+template <typename Acc, int kIn, typename F>
+Rows<Acc, kIn> triple_rows(const Rows<Acc, kIn>& rows, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  if (rows.out_row != 3) return rows;
+  for (int k = 0; k < kIn; ++k) {
+    const bool in_order = rows.inner[k] == 0 || (rows.inner[k] == 1 && rows.row[k] == 3);
+    if (rows.index[k] != nullptr || !in_order) return rows;
+  }
+  Rows<Acc, kIn> left = rows;
+  for (; left.count >= kV; left.count -= kV, left.out += 3 * kV) {
+    V<Acc> number[kIn];
+    PYG_FAST_UNROLL
+    for (int k = 0; k < kIn; ++k) {
+      if (rows.inner[k] == 0) number[k] = fetch<Acc>(left.in[k], rows.row[k], 0);
+    }
+    PYG_FAST_UNROLL
+    for (int part = 0; part < 3; ++part) {
+      V<Acc> v[kIn];
+      PYG_FAST_UNROLL
+      for (int k = 0; k < kIn; ++k) {
+        if (rows.inner[k] == 1) {
+          v[k] = load<kV>(left.in[k] + part * kV);
+        } else {
+          PYG_FAST_UNROLL
+          for (int c = 0; c < kV; ++c) v[k][c] = number[k][(part * kV + c) / 3];
+        }
+      }
+      store<kV>(left.out + part * kV, f(v));
+    }
+    for (int k = 0; k < kIn; ++k) left.in[k] += kV * rows.row[k];
+  }
+  return left;
+}
+
 template <typename Acc, typename F>
 void unary(const Rows<Acc, 1>& rows, const F& f) {
   const auto g = [&](V<Acc>* v) PYG_FAST_ALWAYS { return f(v[0]); };
+  if (rows.n == 1) return column_loop<Acc, 1>(rows, g);
   if (rows.inner[0] == 1) return rows_loop<Acc, 1, 1, -1>(rows, g);
   rows_loop<Acc, 1, -1, -1>(rows, g);
 }
@@ -198,6 +263,8 @@ void unary(const Rows<Acc, 1>& rows, const F& f) {
 template <typename Acc, typename F>
 void binary(const Rows<Acc, 2>& rows, const F& f) {
   const auto g = [&](V<Acc>* v) PYG_FAST_ALWAYS { return f(v[0], v[1]); };
+  if (rows.n == 1) return column_loop<Acc, 2>(rows, g);
+  if (rows.n == 3) return rows_loop<Acc, 2, -1, -1>(triple_rows<Acc, 2>(rows, g), g);
   if (rows.inner[0] == 1 && rows.inner[1] == 1) return rows_loop<Acc, 2, 1, 1>(rows, g);
   if (rows.inner[0] == 1 && rows.inner[1] == 0) return rows_loop<Acc, 2, 1, 0>(rows, g);
   if (rows.inner[0] == 0 && rows.inner[1] == 1) return rows_loop<Acc, 2, 0, 1>(rows, g);
@@ -207,6 +274,8 @@ void binary(const Rows<Acc, 2>& rows, const F& f) {
 template <typename Acc>
 void fma(const Rows<Acc, 3>& rows) {
   const auto f = [](V<Acc>* v) PYG_FAST_ALWAYS { return v[0] * v[1] + v[2]; };
+  if (rows.n == 1) return column_loop<Acc, 3>(rows, f);
+  if (rows.n == 3) return rows_loop<Acc, 3, -1, -1>(triple_rows<Acc, 3>(rows, f), f);
   const int64_t b = rows.inner[1], c = rows.inner[2];
   if (rows.inner[0] == 1 && b == 1 && c == 1) return rows_loop<Acc, 3, 1, 1, 1>(rows, f);
   if (rows.inner[0] == 1 && b == 1 && c == 0) return rows_loop<Acc, 3, 1, 1, 0>(rows, f);
@@ -218,6 +287,8 @@ void fma(const Rows<Acc, 3>& rows) {
 template <typename Acc>
 void where(const Rows<Acc, 3>& rows) {
   const auto f = [](V<Acc>* v) PYG_FAST_ALWAYS { return v[0] != 0 ? v[1] : v[2]; };
+  if (rows.n == 1) return column_loop<Acc, 3>(rows, f);
+  if (rows.n == 3) return rows_loop<Acc, 3, -1, -1>(triple_rows<Acc, 3>(rows, f), f);
   const int64_t b = rows.inner[1], c = rows.inner[2];
   if (rows.inner[0] == 1 && b == 1 && c == 1) return rows_loop<Acc, 3, 1, 1, 1>(rows, f);
   if (rows.inner[0] == 1 && b == 1 && c == 0) return rows_loop<Acc, 3, 1, 1, 0>(rows, f);
@@ -964,10 +1035,19 @@ class Machine {
     with_message_type(input.type, [&](auto type) {
       using T = typename decltype(type)::type;
       const T* x = static_cast<const T*>(input.data) + column;
+      const auto narrow = [&](auto size) PYG_FAST_ALWAYS {
+        for (int64_t e = 0; e < count_; ++e) {
+          const T* row = indexed_row(x, id, e, input.width, n);
+          PYG_FAST_UNROLL
+          for (int k = 0; k < size(); ++k) out[e * stride + k] = number_of<Acc>(row[k]);
+        }
+      };
+      if (n == 1) return narrow(std::integral_constant<int, 1>{});
+      if (n == 2) return narrow(std::integral_constant<int, 2>{});
+      if (n == 3) return narrow(std::integral_constant<int, 3>{});
+      if (n == 4) return narrow(std::integral_constant<int, 4>{});
       for (int64_t e = 0; e < count_; ++e) {
-        const T* row = indexed_row(x, id, e, input.width, n);
-        n == 1 ? void(out[e * stride] = number_of<Acc>(*row))
-               : convert<Acc, T>(out + e * stride, row, n);
+        convert<Acc, T>(out + e * stride, indexed_row(x, id, e, input.width, n), n);
       }
     });
   }

@@ -11,6 +11,7 @@ from ._ir import POINTWISE, UNARY, Load, Program, Refused, number
 from ._values import POWERS
 
 MAX_DIMS = 6  # of an instruction
+_MAX_NARROW = 4  # numbers of a row of an input that is copied
 # How often powers multiply the square by the base.
 _FACTORS: dict[float, int] = {2: 0, 3: 1, 4: 2}
 _ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}
@@ -200,7 +201,11 @@ class Encoder:
         if role == 'powers':
             assert self.softmax is not None
             return self.softmax[1]
-        if role == 'param' or (role != 'picked' and self.dtypes[load] == self.acc):
+        # Rows that are narrower than a vector are copied: then vectors have those of many edges.
+        is_narrow = 1 < width <= _MAX_NARROW
+        if role == 'param' or (
+            role != 'picked' and self.dtypes[load] == self.acc and not is_narrow
+        ):
             space = 'input', self.input(role, slot)
             edge = 0 if role == 'param' else None
             return Ref(space, 0, contiguous_strides(shape), edge, column)

@@ -171,6 +171,9 @@ class Program:
         if op == 'add' and self[args[0]].op == 'neg' and self[args[0]].dtype == dtype:
             return self.pointwise('sub', args[1], self[args[0]].args[0], dtype=dtype)
         if op == 'add':
+            joined = self._add_joined(args[0], args[1], dtype)
+            if joined is not None:
+                return joined
             for first, again in (args, args[::-1]):
                 pair = self[first].args
                 if self[first].op == 'add' and again in pair:
@@ -187,6 +190,37 @@ class Program:
         if all(self[arg].op == 'const' for arg in args):
             return self._fold_constants(op, args, shape, dtype)
         return self.add(op, args, (), shape, dtype)
+
+    def _add_joined(self, one: int, other: int, dtype: str) -> int | None:
+        """The sum of two joins of which one has zeros where the other has none, as gradients of
+        slices are: the join of the sums of their parts. None for other values."""
+        a, b = self[one], self[other]
+        if not (a.op == b.op == 'cat' and a.attrs == b.attrs and a.shape == b.shape):
+            return None
+        dim, parts = a.attrs[0], []
+        ones, others = list(a.args), list(b.args)
+        while ones:
+            x, y = ones.pop(0), others.pop(0)
+            size = min(self[x].shape[dim], self[y].shape[dim])
+            for rest, each in ((ones, x), (others, y)):
+                if self[each].shape[dim] > size:
+                    if not self._is_zero(each):
+                        return None
+                    rest.insert(0, self._resized(each, dim, self[each].shape[dim] - size))
+            if self._is_zero(x) and self._is_zero(y):
+                parts.append(self._resized(x, dim, size))
+            elif self._is_zero(x) or self._is_zero(y):
+                parts.append(self.cast(y if self._is_zero(x) else x, dtype))
+            else:
+                parts.append(self.pointwise('add', x, y, dtype=dtype))
+        return self.cat(parts, dim)
+
+    def _is_zero(self, at: int) -> bool:
+        return self[at].op == 'const' and number(self[at]) == 0
+
+    def _resized(self, const: int, dim: int, size: int) -> int:
+        _, _, attrs, shape, dtype = self[const]
+        return self.add('const', (), attrs, (*shape[:dim], size, *shape[dim + 1 :]), dtype)
 
     def _double(self, at: int, dtype: str) -> int | None:
         """Twice a product with a smaller value, as autograd adds up gradients of a square: that

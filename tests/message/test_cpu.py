@@ -282,7 +282,7 @@ def test_pointwise(op: str, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
 @pytest.mark.parametrize('roles', [('src', 'edge'), ('edge', 'param'), ('dst', 'src')], ids=str)
 @pytest.mark.parametrize('heads', [1, 3, 8])
-@pytest.mark.parametrize('channels', [2, 4, 8, 16])
+@pytest.mark.parametrize('channels', [2, 3, 4, 8, 16])
 def test_a_number_for_each_head(
     channels: int, heads: int, roles: tuple[str, str], dtype: torch.dtype
 ) -> None:
@@ -387,6 +387,19 @@ def test_parts_without_slices_if_the_same_inputs_get_gradients() -> None:
     for outputs in ([one], [p.slice(p.cat([p.detach(a), a], 0), 0, 0, 8)]):
         assert p.with_parts(outputs) == (p, outputs)
     assert p.with_parts([one, other])[0] is not p
+
+
+def test_a_sum_of_gradients_of_slices_is_their_join() -> None:
+    p = Program()
+    a, b = (p.load('src', k, (2,), 'float32') for k in range(2))
+    zero = p[p.const(0, 1, 'float32')]
+    zeros = [p.add('const', (), zero.attrs, (n,), 'float32') for n in range(4)]
+    total = p[p.pointwise('add', p.cat([a, zeros[3]], 0), p.cat([zeros[3], b], 0))]
+    assert total.op == 'cat'
+    assert [part for part in total.args if p[part].op != 'const'] == [a, b]
+    assert [p[part].shape for part in total.args if p[part].op == 'const'] == [(1,)]
+    crossing = p.cat([zeros[1], a, zeros[2]], 0)
+    assert p[p.pointwise('add', p.cat([a, zeros[3]], 0), crossing)].op == 'add'
 
 
 def test_repeated_values_are_computed_once() -> None:

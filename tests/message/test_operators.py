@@ -72,6 +72,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'isclose': lambda a, b: a * torch.isclose(a, b, 0.5),
     'rotary': lambda a, b: rotary(a, b[:, ::2], b[:, 1::2]),
     'columns': lambda a, b: a.view(-1, 2, 2)[:, :, 1::2].flatten(1) * b.view(-1, 2, 2)[:, ::2, 0],
+    'cross': lambda a, b: torch.linalg.cross(a[:, :3], b[:, 1:]) * (a * b).sum(-1, keepdim=True),
     'one number': lambda a, b: (a.std(-1) + b.var(-1))[:, None],
     'atanh of tanh': lambda a, b: a.tanh().atanh() * b.asinh(),
 }
