@@ -1,12 +1,11 @@
 """One wheel for every machine: the libraries and symbols that the extension needs."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import _forks
 import pytest
 
 import pyg_fast
@@ -105,10 +104,14 @@ def test_errors(tmp_path: Path, extension: str | None, text: str) -> None:
     shutil.copytree(Path(pyg_fast.__file__).parent, package, ignore=shutil.ignore_patterns('*.so'))
     if extension is not None:
         (package / '_C.abi3.so').write_text(extension)
-    found = subprocess.run(
-        [sys.executable, '-c', 'import pyg_fast'], cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-    )  # fmt: skip
+    again = (  # The fork has imported torch, and the package from elsewhere.
+        'import sys\n'
+        'for name in [*sys.modules]:\n'
+        "    if name.partition('.')[0] == 'pyg_fast':\n"
+        '        del sys.modules[name]\n'
+        'import pyg_fast'
+    )
+    found = _forks.run('-c', again, cwd=tmp_path)
     assert found.returncode == 1
     last = found.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: pyg_fast's compiled extension")

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _live import live_bytes
+from _pairs import pairs
 from torch_geometric.data import Data
 
 from pyg_fast import MemoryEstimate, memory_estimate
@@ -57,23 +58,24 @@ def assert_near(estimate: int, taken: int) -> None:
 
 
 # Of 9000 edges each path is a part; of 60000 the first two are the whole graph.
-@pytest.mark.parametrize(('edges', 'active_only'), [(9000, True), (60000, True), (60000, False)])
-@pytest.mark.parametrize(
-    ('conv', 'options'),
+@pairs(
+    ('edges', 'model', 'hidden'),
+    [(9000, True), (60000, True), (60000, False)],
     [('gcn', {}), ('gcn', {'checkpoint': True}), ('gcn', {'tile': 8}), ('gcn', {'act': None}),
      ('gcn', {'norm': 'layer_norm', 'act': 'tanh'}), ('sage', {}), ('sage', {'checkpoint': True}),
      ('sage', {'tile': 8}), ('gin', {}), ('gin', {'checkpoint': True})],
+    [32, 48],
 )  # fmt: skip
 def test_is_what_a_step_takes(
-    device: torch.device, limits: Callable[..., None], conv: str, options: dict[str, Any],
-    active_only: bool, edges: int,
+    device: torch.device, limits: Callable[..., None], edges: tuple[int, bool],
+    model: tuple[str, dict[str, Any]], hidden: int,
 ) -> None:  # fmt: skip
-    limits(fewest_rows_of_streams=100)
-    data = data_of(device, edges)
-    for hidden in (32, 48):
-        net = PathPreparedGNN(conv, 32, hidden, C, 3, dropout=0.5, **options).to(device)
-        taken = step_bytes(net, data, active_only)
-        assert_near(part_of_step(memory_estimate(net, data, active_only=active_only)), taken)
+    limits(fewest_rows_of_streams=300)  # Several parts, not so many that they take long.
+    (num_edges, active_only), (conv, options) = edges, model
+    data = data_of(device, num_edges)
+    net = PathPreparedGNN(conv, 32, hidden, C, 3, dropout=0.5, **options).to(device)
+    taken = step_bytes(net, data, active_only)
+    assert_near(part_of_step(memory_estimate(net, data, active_only=active_only)), taken)
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])

@@ -90,20 +90,20 @@ class Applies(MessagePassing):
         return self.function(x_j, y_j)
 
 
-def check(
-    function: Callable[..., Tensor], edges: Tensor, x: Tensor, y: Tensor, exact: float
-) -> None:
-    """Compares results and derivatives with those of PyG's layer."""
-    theirs, results = Applies(function), []
-    ours = pyg_fast.accelerate(Applies(function))
-    for conv in (ours, theirs):
-        leaves = [x.clone().requires_grad_(), y.clone().requires_grad_()]
-        out = conv(*leaves, edges)
-        weight = torch.linspace(-1, 1.5, out.numel(), dtype=out.dtype, device=out.device)
-        grads = torch.autograd.grad((out.flatten() * weight).sum(), leaves, allow_unused=True)
-        results.append([out, *(g for g in grads if g is not None)])
-    assert why_pygs(ours) == ''
-    torch.testing.assert_close(*results, rtol=exact, atol=exact, equal_nan=True)
+def check(function: Callable[..., Tensor], *calls: tuple[Tensor, Tensor, Tensor, float]) -> None:
+    """Compares results and derivatives with those of PyG's layer: for edges, both inputs, and the
+    error that is allowed."""
+    theirs, ours = Applies(function), pyg_fast.accelerate(Applies(function))
+    for edges, x, y, exact in calls:
+        results = []
+        for conv in (ours, theirs):
+            leaves = [x.clone().requires_grad_(), y.clone().requires_grad_()]
+            out = conv(*leaves, edges)
+            weight = torch.linspace(-1, 1.5, out.numel(), dtype=out.dtype, device=out.device)
+            grads = torch.autograd.grad((out.flatten() * weight).sum(), leaves, allow_unused=True)
+            results.append([out, *(g for g in grads if g is not None)])
+        assert why_pygs(ours) == ''
+        torch.testing.assert_close(*results, rtol=exact, atol=exact, equal_nan=True)
 
 
 DTYPES = [(torch.float64, 1e-12), (torch.float32, 2e-5)]
@@ -111,26 +111,28 @@ DTYPES = [(torch.float64, 1e-12), (torch.float32, 2e-5)]
 
 @pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
 @pytest.mark.parametrize('name', UNARY)
-def test_special_numbers(name: str, dtype: torch.dtype, exact: float, device: torch.device) -> None:
-    """Each number has a node, and an edge that ends in another one."""
+def test_unary(name: str, dtype: torch.dtype, exact: float, device: torch.device) -> None:
+    """Random numbers, then special ones: each has a node, and an edge that ends in another one."""
     function, numbers = UNARY[name]
-    x = torch.tensor(numbers, dtype=dtype, device=device).view(-1, 1)
-    nodes = torch.arange(x.size(0), device=device)
-    edges = torch.stack([nodes, nodes.flip(0)])
-    check(lambda x, y: function(x) + y, edges, x, torch.zeros_like(x), exact)
-
-
-@pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
-@pytest.mark.parametrize('name', [*UNARY, *BINARY])
-def test_random_numbers(name: str, dtype: torch.dtype, exact: float, device: torch.device) -> None:
     torch.manual_seed(0)
     edges = torch.randint(9, (2, 40), device=device)
     x, y = torch.randn(2, 9, 4, dtype=dtype, device=device)
-    if name in BINARY:
-        return check(BINARY[name], edges, x, y, exact * 10)
-    function, _ = UNARY[name]
     x = x.abs() + 1.1 if name == 'acosh' else x.sigmoid() if name[:5] in ('logit', 'atanh') else x
-    check(lambda x, y: function(x) * y, edges, x, y, exact * 10)
+    special = torch.tensor(numbers, dtype=dtype, device=device).view(-1, 1).repeat(1, 4)
+    nodes = torch.arange(special.size(0), device=device)
+    check(
+        lambda x, y: function(x) * y, (edges, x, y, exact * 10),
+        (torch.stack([nodes, nodes.flip(0)]), special, torch.ones_like(special), exact),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
+@pytest.mark.parametrize('name', BINARY)
+def test_binary(name: str, dtype: torch.dtype, exact: float, device: torch.device) -> None:
+    torch.manual_seed(0)
+    edges = torch.randint(9, (2, 40), device=device)
+    x, y = torch.randn(2, 9, 4, dtype=dtype, device=device)
+    check(BINARY[name], (edges, x, y, exact * 10))
 
 
 @pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
@@ -151,7 +153,7 @@ def test_special_pairs(
 ) -> None:  # fmt: skip
     x, y = torch.tensor(pairs, dtype=dtype, device=device).t().unsqueeze(-1)
     nodes = torch.arange(x.size(0), device=device)
-    check(BINARY[name], torch.stack([nodes, nodes.flip(0)]), x, y, exact)
+    check(BINARY[name], (torch.stack([nodes, nodes.flip(0)]), x, y, exact))
 
 
 @pytest.mark.parametrize('number', [710.0, -710.0])
@@ -160,7 +162,7 @@ def test_a_hyperbolic_sine_overflows_as_late_as_torchs(number: float, device: to
     nodes = torch.arange(2, device=device)
     for function in (torch.sinh, torch.cosh):
         scaled = lambda x, y, f=function: f(x) * 1e-300 + y  # noqa: E731
-        check(scaled, torch.stack([nodes, nodes]), x, torch.zeros_like(x), 1e-10)
+        check(scaled, (torch.stack([nodes, nodes]), x, torch.zeros_like(x), 1e-10))
 
 
 def test_second_derivatives(device: torch.device) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter
@@ -123,11 +124,13 @@ def check(
     return why_pygs(ours)
 
 
-@pytest.mark.parametrize('aggr', ['sum', 'max', 'mean'])
-@pytest.mark.parametrize('cls', [Map, Sunk, Matrices, Score, Heads, Chunks, Norm, AcrossBatch])
-def test_taken(cls: type[Layer], aggr: str) -> None:
-    for sizes in ((3, 50), (1, 50), (50, 50), (2, E)):
-        assert check(cls(-2, aggr), *sizes) == ''
+@pairs(
+    ('cls', 'sizes', 'aggr'),
+    [Map, Sunk, Matrices, Score, Heads, Chunks, Norm, AcrossBatch],
+    [(3, 50), (1, 50), (50, 50), (2, E)], ['sum', 'max', 'mean'],
+)  # fmt: skip
+def test_taken(cls: type[Layer], sizes: tuple[int, int], aggr: str) -> None:
+    assert check(cls(-2, aggr), *sizes) == ''
 
 
 @pytest.mark.parametrize('num_parts', [1, 3])

@@ -22,7 +22,7 @@ def test_instruction_sets(isa: str) -> None:
     tests = [f'{FOLDER}/{name}.py::test_widths' for name in FILES]
     tests += [f'{FOLDER}/message/test_cpu.py::{name}' for name in MESSAGES]
     result = _forks.run(
-        *('-m', 'pytest', '-q', '-p', 'no:cacheprovider', *tests, '-k', CASES),
+        *('-m', 'pytest', '-q', '-p', 'no:cacheprovider', '--assert', 'plain', *tests, '-k', CASES),
         env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
         cwd=FOLDER.parent,
     )
