@@ -84,7 +84,8 @@ def check(seed: int, device: torch.device) -> None:
         assert backend.kernels > 0
 
 
-@pytest.mark.parametrize('seed', range(20))
+# Those of the first 20 that have most pairs of two settings together.
+@pytest.mark.parametrize('seed', [0, 1, 2, 3, 4, 5, 6, 7, 11, 14, 17, 19])
 def test_random_message(seed: int, device: torch.device) -> None:
     check(seed, device)
 

@@ -11,6 +11,7 @@ import _forks
 import pytest
 import torch
 import torch_geometric
+from _pairs import pairs
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
@@ -141,8 +142,9 @@ def test_shared_weights(name: str, device: torch.device) -> None:
 
 
 @both
-@pytest.mark.parametrize('fill', FILL)
-@pytest.mark.parametrize('loops', [False, True])
+@pytest.mark.parametrize(  # Without self-loops nothing is filled in.
+    ('fill', 'loops'), [*((fill, True) for fill in FILL), ('mean', False), ('max', False)]
+)
 def test_edge_features(kind: str, fill: str, loops: bool, device: torch.device) -> None:
     theirs, ours = layers(
         kind, heads=3, edge_dim=4, fill_value=FILL[fill](), add_self_loops=loops, device=device
@@ -844,9 +846,7 @@ def test_beside_pygs_own_class_of_the_name(order: str) -> None:
 # --- compilation, derivatives --------------------------------------------------------------------
 
 
-@both
-@pytest.mark.parametrize('prepared', [False, True])
-@pytest.mark.parametrize('name', ['default', 'mean', 'no loops'])
+@pairs(('name', 'kind', 'prepared'), ['default', 'mean', 'no loops'], [*KINDS], [False, True])
 def test_compile(kind: str, name: str, prepared: bool, device: torch.device) -> None:
     torch._dynamo.reset()
     theirs, ours = layers(kind, device=device, **OPTIONS[name])
@@ -868,9 +868,7 @@ def test_compile_bipartite(kind: str, prepared: bool, device: torch.device) -> N
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
 
-@pytest.mark.parametrize('prepared', [False, True])
-@pytest.mark.parametrize('fill', ['mean', 'number'])
-@pytest.mark.parametrize('of_edges', [False, True])
+@pairs(('fill', 'prepared', 'of_edges'), ['mean', 'number'], [False, True], [False, True])
 def test_compile_edge_features(
     fill: str, prepared: bool, of_edges: bool, device: torch.device
 ) -> None:

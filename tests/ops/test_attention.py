@@ -523,7 +523,8 @@ def test_compiles_with_inductor(device: torch.device, op: str) -> None:
         return OPS[op](graph, x.sin(), *rest).sigmoid()
 
     compiled = torch.compile(run, fullgraph=True)
-    for form in ('plain', 'prepared'):
+    # C++ takes long: plain graphs are compiled without it above.
+    for form in ('prepared',) if device.type == 'cpu' else ('plain', 'prepared'):
         graph = graphs(edges, device)[form]
         actual, expected = (gradients(f(graph, *inputs), inputs) for f in (compiled, run))
         torch.testing.assert_close(actual, expected)

@@ -657,7 +657,9 @@ def test_compiles_with_inductor(device: torch.device) -> None:
         return spmm(graph, torch.relu(x), reduce='mean').sigmoid()
 
     compiled = torch.compile(run, fullgraph=True)
-    for graph in prepared_graphs(device).values():
+    forms = prepared_graphs(device)
+    # C++ takes long: other forms are compiled without it above.
+    for graph in [forms['prepared']] if device.type == 'cpu' else forms.values():
         expected, actual = run(graph, x), compiled(graph, x)
         torch.testing.assert_close(actual, expected)
         grads = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (actual, expected))
