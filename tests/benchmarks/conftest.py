@@ -1,0 +1,13 @@
+"""Fixtures of these tests."""
+
+import gc
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope='module')
+def no_old_objects() -> None:
+    """Benchmarks collect garbage around each measurement: not among what earlier tests have left,
+    such as all that Dynamo keeps."""
+    gc.collect()
+    gc.freeze()
