@@ -31,10 +31,11 @@ class small_graphs:
     What few edges are depends on the layer, the device and the width of the features, by a table
     measured for this package; the manual shows it. Results differ as those of PyG's code and of
     the kernels do: if several edges reach a maximum, PyG divides the gradient among them, and on
-    CUDA its sums may have other bits from run to run. Kernels run at any size in layers with
-    :obj:`strict=True`, in steps of :func:`pyg_fast.capture`, and while
-    :func:`torch.use_deterministic_algorithms` is on. The setting holds for all threads of the
-    process; the environment variable :obj:`PYG_FAST_SMALL_GRAPHS` sets it at the start.
+    CUDA its sums may have other bits from run to run. Kernels run at any size in a
+    :class:`~pyg_fast.nn.FusedMessagePassing` with :obj:`strict=True`, in steps of
+    :func:`pyg_fast.capture`, and while :func:`torch.use_deterministic_algorithms` is on. The
+    setting holds for all threads of the process; the environment variable
+    :obj:`PYG_FAST_SMALL_GRAPHS` sets it at the start.
 
     Args:
         how (str): :obj:`"pyg"` or :obj:`"kernel"`.

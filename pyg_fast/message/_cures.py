@@ -17,6 +17,13 @@ _CURES = [
      "layer: self.register_buffer('steps', torch.arange(8.)), for one_hot(edge_type, 5) rows "
      'self.eye[edge_type] of torch.eye(5); slices and torch.cat for indices of channels'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
+    (r'aten\._?cdist', 'torch.cdist of one row each is a norm: (x_i - x_j).norm(dim=-1)'),
+    (r'aten\._trilinear', 'nn.Bilinear as a map and a sum: '
+     '(torch.einsum("ei,oij->eoj", x_i, weight) * x_j[:, None]).sum(-1)'),
+    (r'too many operations', 'fewer lines: loops whose rounds share weights may run in forward, '
+     'between calls of propagate'),
+    (r"'?message'? reads 'size|degree", 'the degree of each node, computed in forward and passed '
+     'to propagate'),
     (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
      'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
@@ -32,7 +39,8 @@ _CURES = [
     (r'sets an attribute|global$', 'the attribute set in forward or update'),
     (r'^\d+ edges$|(too|so) few|takes longer than|fit into memory|sizes that differ|'
      'as many edges as destinations',
-     "nothing: PyG's code is faster here; pyg_fast.small_graphs('kernel') runs the kernel"),
+     "nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') a kernel runs, or "
+     'the report tells why none can'),
     (r'edge_index of type', 'an edge_index for each layer: a dict goes to HeteroConv or HGTConv'),
     (r'sparse matrix', 'an edge_index in place of the sparse matrix'),
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),

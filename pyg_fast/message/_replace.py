@@ -336,6 +336,8 @@ def _trace_replacement(
             stack.enter_context(torch.autocast(kind, enabled=False))
         try:
             body = make_fx(emit, tracing_mode='real')(*fakes)
+        except RecursionError:
+            raise Refused('too many operations') from None
         except RuntimeError as error:
             raise Refused(f'its operators cannot be traced: {error}') from error
     body.graph.eliminate_dead_code()

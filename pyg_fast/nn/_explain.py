@@ -472,6 +472,10 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     if all(wanted not in weight.shape for weight in conv.parameters()):
         return  # It is no parameter that does not fit.
     of_width = [name for name, value in tensors.items() if value.size(-1) == columns]
+    message = getattr(type(conv), 'message', None)
+    read = {} if message is None else inspect.signature(message).parameters
+    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read}
+    of_width = [name for name in of_width if name in read_names] or of_width
     # What is joined with others has not the width of the map alone.
     parameters = inspect.signature(type(conv).forward).parameters
     missing = [

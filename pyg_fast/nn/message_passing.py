@@ -281,12 +281,16 @@ class FusedPropagate(FusedLayer):
         if len(args) > 1 and has_list(args[1]):
             args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
-        own.pop('_last_run', None)
+        before = own.pop('_last_run', None)
         try:
             out = super().__call__(*args, **kwargs)
             if '_watched' in own:
                 own['_writes'] = any(x._version != version for x, version in own['_watched'])
             return out
+        except Exception:
+            if before is not None:  # The backward pass of a checkpoint ends a call so, in between.
+                own.setdefault('_last_run', before)
+            raise
         finally:
             del own['_call']
             own.pop('_graphs', None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import EdgeConv, MessagePassing, TransformerConv
 
-from pyg_fast import accelerate
+from pyg_fast import accelerate, accelerate_report
 from tests._report import why_pygs
 from tests.message._parts import _entry
 
@@ -348,6 +348,7 @@ def test_first_call_in_a_checkpoint(make: Callable[[], nn.Module]) -> None:
     layer, x = accelerate(make()), torch.randn(N, C, requires_grad=True)
     found = checkpoint(layer, x, edges(), use_reentrant=False)
     grads = torch.autograd.grad(found.square().sum(), [x, *layer.parameters()])
+    assert [each.runs_on for each in accelerate_report(layer)] == ['kernel']
     out = layer(x, edges())
     torch.testing.assert_close(out, found)
     torch.testing.assert_close(

@@ -307,6 +307,24 @@ def test_layer_does_not_guess_what_is_too_wide(device: torch.device, raises: Any
         layer(data.x, data.edge_index, torch.rand(data.num_edges, IN, device=device))
 
 
+def test_an_argument_that_no_message_reads_is_not_named(device: torch.device, raises: Any) -> None:
+    class Unread(pyg.MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = torch.nn.Linear(IN + 1, 4)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return self.lin(x_i + x_j)
+
+    x, edges = torch.randn(NODES, IN), torch.randint(NODES, (2, 30))
+    conv = accelerate(Unread()).to(device)
+    with raises(ValueError, match=f"^'x' must have {IN + 1} columns"):
+        conv(x.to(device), edges.to(device), torch.randn(30, IN, device=device))
+
+
 def test_one_feature_of_edges_is_a_column(device: torch.device, raises: Any) -> None:
     data = small_graph(device)
     edge_attr = torch.rand(data.num_edges, device=device)
