@@ -98,6 +98,11 @@ _TERMS = (
     (r'Failed to trace builtin operator.*?builtin operator `(\w+)`', _NO_OPERATION),
     (r'marked as skipped.*?(?:function|builtin) `(?:<unknown module>\.)?([\w.]+?)\.?`',
      _NO_OPERATION),
+    (r'using `(torch\.autograd\.\w+)`', _NO_OPERATION),
+    (r'isinstance\(\) cannot determine type',
+     'message cannot be traced: it reads what has no known type'),
+    (r'same reduction dim, but got \[\w+, (\d+)\] X \[(\d+), \d+\]',
+     r'message raises RuntimeError: a linear map takes \2 columns, got \1'),
     (r"module '__main__' has no attribute '(\w+)'",
      r'message reads \1, which the module __main__ lacks, as under python -m cProfile'),
     (r'message returns no tensor', 'message returns no tensor'),
@@ -124,7 +129,9 @@ def _in_terms(error: Exception) -> str | None:
     """What is wrong with a message, in the user's terms, if the error is known."""
     for pattern, terms in _TERMS:
         if found := re.search(pattern, str(error), re.DOTALL):
-            return _shorten(found.expand(terms))
+            # The class that `accelerate` makes of the user's has another name.
+            text = re.sub(r"'Fused(\w+)' object", r"'\1' object", found.expand(terms))
+            return _shorten(text.rstrip(': '))
     return None
 
 

@@ -220,6 +220,8 @@ def _raises(x: Tensor, y: Tensor) -> Tensor:
     [
         (_raises, 'message raises ValueError: bad'),
         (lambda x, y: x * {}['z'], 'message raises KeyError: z'),
+        (lambda x, y: torch.sigmod(x), 'message raises AttributeError'),
+        (lambda x, y: x.nothere, 'message cannot be traced: it reads what has no known type'),
         (lambda x, y: None, 'message returns no tensor'),
         (
             lambda x, y: torch.cat([x, y], -1) + x,
