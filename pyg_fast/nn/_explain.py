@@ -447,6 +447,8 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
     _check_rows_by_text(given, text)
+    if 'index out of range in self' in text:
+        _check_numbers_of_rows(given)
     found = re.search(r'Encountered tensor with size (\d+) in .*, but expected size (\d+)', text)
     if found is not None:
         rows, wanted = map(int, found.groups())
@@ -511,6 +513,22 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         f'{names} must fit a linear map of the layer, which takes {wanted} columns of them joined, '
         f'got {columns} of widths {widths}'
     )
+
+
+def _check_numbers_of_rows(given: Mapping[str, object]) -> None:
+    """Raises if one argument alone can hold the numbers that a table lacks."""
+    numbers = {
+        name: value for name, value in given.items()
+        if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+        and value.dim() == 1 and value.numel() > 0
+    }  # fmt: skip
+    if len(numbers) == 1:
+        ((name, value),) = numbers.items()
+        low, high = (int(each) for each in value.aminmax())
+        raise IndexError(
+            f"'{name}' must hold numbers of rows of the table that it indexes, got values from "
+            f'{low} to {high}'
+        )
 
 
 def check_edge_weight(weight: object) -> None:

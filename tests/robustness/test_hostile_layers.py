@@ -325,6 +325,24 @@ def test_an_argument_that_no_message_reads_is_not_named(device: torch.device, ra
         conv(x.to(device), edges.to(device), torch.randn(30, IN, device=device))
 
 
+def test_types_that_a_table_lacks_are_named(raises: Any) -> None:
+    class Types(pyg.MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(5, IN)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, edge_type=edge_type)
+
+        def message(self, x_j: Tensor, edge_type: Tensor) -> Tensor:
+            return x_j * self.table(edge_type)
+
+    conv, edges = accelerate(Types()), torch.randint(NODES, (2, 10))
+    types = torch.arange(10)
+    with raises(IndexError, match="^'edge_type' must hold numbers of rows .* from 0 to 9"):
+        conv(torch.randn(NODES, IN), edges, types)
+
+
 def test_one_feature_of_edges_is_a_column(device: torch.device, raises: Any) -> None:
     data = small_graph(device)
     edge_attr = torch.rand(data.num_edges, device=device)
