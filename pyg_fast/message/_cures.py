@@ -18,12 +18,14 @@ _CURES = [
      'self.eye[edge_type] of torch.eye(5); slices and torch.cat for indices of channels'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
     (r'^a flip of', 'x.flip(1) in forward, on the nodes'),
+    (r'reads a tensor of \d+ rows', 'a tensor with a row for each edge goes to propagate, as an '
+     'argument of message'),
     (r'aten\._?cdist', 'torch.cdist of one row each is a norm: (x_i - x_j).norm(dim=-1)'),
     (r'aten\._trilinear', 'nn.Bilinear as a map and a sum: '
      '(torch.einsum("ei,oij->eoj", x_i, weight) * x_j[:, None]).sum(-1)'),
     (r'too many operations', 'fewer lines: loops whose rounds share weights may run in forward, '
      'between calls of propagate'),
-    (r"reads 'size", 'the degree of each node, computed in forward and passed '
+    (r"reads 'size|counts edges", 'the degree of each node, computed in forward and passed '
      'to propagate'),
     (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
      'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),

@@ -144,16 +144,22 @@ def _used(
     passes: Passes, graph: Graph, needs: tuple[bool, ...], inputs: Sequence[Tensor], kept: 'Saved',
     grads: Sequence[Tensor | None],
 ) -> tuple[Passes, 'Saved', tuple[Tensor, ...]]:  # fmt: skip
-    """The passes, what they read, and the gradients, without values of edges that get none: zeros
-    of all edges would cost as much."""
-    unused = tuple([k for k in range(passes.num_written) if grads[k] is None])
+    """The passes, what they read, and the gradients, without results that get none: the zeros of
+    these would be NaN where their derivative is infinite, and cost as much."""
+    count = passes.num_written if passes.has_variance else len(grads)
+    unused = tuple([k for k in range(count) if grads[k] is None])
     if unused:
         with suppress(Refused):
             others = passes.without(unused)
             others.prepare_backward(needs, graph, others.by_load(inputs))
             used = [k for k in range(len(grads)) if k not in unused]
-            chosen = kept.chosen and tuple([kept.chosen[k] for k in used])
-            passes, kept = others, kept._replace(chosen=chosen)
+            chosen, results = kept.chosen, kept.results
+            if any(passes.multiples):
+                results = tuple([results[k] for k in used])
+            passes = others
+            kept = kept._replace(
+                chosen=chosen and tuple([chosen[k] for k in used]), results=results
+            )
             grads = [grads[k] for k in used]
     return passes, kept, tuple([
         grad if grad is not None else _zeros(passes, graph, output)

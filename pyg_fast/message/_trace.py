@@ -116,6 +116,9 @@ _TERMS = (
     (r"DefaultCPUAllocator|can't allocate memory",
      'an operation across the edges has no kernel'),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
+    (r'aten\.bincount', 'message counts edges by bincount'),
+    (r'Attempting to broadcast a dimension of length (\d+)',
+     r'message reads a tensor of \1 rows that propagate did not get, or that does not fit'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),
     (r'Could not guard on|Could not extract|[Dd]ata.dependent|_local_scalar_dense|'

@@ -334,3 +334,42 @@ def test_results_without_gradients(cls: type[Layer], device: torch.device) -> No
     assert why_pygs(fast) == ''
     # In compiled code the value that is kept is no result of the kernel.
     assert backend.kernels == (cls is OneDetached)
+
+
+class Moves(MessagePassing):
+    """Distances and directions, of which self-loops have an infinite derivative."""
+
+    def __init__(self, mapped: bool, reduce: str) -> None:
+        super().__init__(node_dim=0)
+        self.lin = torch.nn.Linear(1, 8) if mapped else torch.nn.Identity()
+        self.reduce = reduce
+
+    def forward(self, pos: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.propagate(edge_index, pos=pos)
+
+    def message(self, pos_i: Tensor, pos_j: Tensor) -> tuple[Tensor, Tensor]:
+        away = pos_i - pos_j
+        square = away.square().sum(-1, keepdim=True)
+        return self.lin(square), away / (square.sqrt() + 1)
+
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: Any) -> tuple[Tensor, Tensor]:
+        first, second = (scatter(each, index, 0, dim_size, self.reduce) for each in inputs)
+        return first, second
+
+
+@pytest.mark.parametrize('reduce', ['sum', 'max'])
+@pytest.mark.parametrize('mapped', [False, True])
+def test_unread_results_give_nothing(mapped: bool, reduce: str, device: torch.device) -> None:
+    """Not zero times infinity."""
+    theirs = Moves(mapped, reduce).double().to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    pos = torch.randn(9, 3, dtype=torch.float64, device=device, requires_grad=True)
+    edges = torch.randint(9, (2, 40), device=device)
+    edges[1, :5] = edges[0, :5]
+    for create_graph in (False, True):
+        grads = [
+            torch.autograd.grad(conv(pos, edges)[0].sin().sum(), pos, create_graph=create_graph)[0]
+            for conv in (ours, theirs)
+        ]
+        assert grads[1].isfinite().all()
+        torch.testing.assert_close(*grads)
