@@ -148,7 +148,7 @@ def _used(
     these would be NaN where their derivative is infinite, and cost as much."""
     count = passes.num_written if passes.has_variance else len(grads)
     unused = tuple([k for k in range(count) if grads[k] is None])
-    if unused:
+    if unused and len(unused) < len(grads):
         with suppress(Refused):
             others = passes.without(unused)
             others.prepare_backward(needs, graph, others.by_load(inputs))
