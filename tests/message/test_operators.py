@@ -47,8 +47,8 @@ UNARY: dict[str, tuple[Operation, list[float]]] = {
         [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.3, 1e15 + 1, INF, -INF, NAN],
     ),
     'sinc': (torch.sinc, [0, 1, -0.5, 0.25, 2.25]),
-    'isinf': (lambda x: x * torch.isinf(x), [0, 1.5, -1.5]),
-    'isfinite': (lambda x: x * torch.isfinite(x), [0, 1.5, -1.5]),
+    'isinf': (lambda x: x * torch.isinf(x), [0, 1.5, -1.5, INF, -INF, NAN]),
+    'isfinite': (lambda x: x * torch.isfinite(x), [0, 1.5, -1.5, INF, -INF, NAN]),
     'where, huge': (lambda x: torch.where(x > 0, x, huge_of(x)).clamp(max=2), [1, 0, -1]),
     'nan_to_num': (torch.nan_to_num, [0, 1, INF, -INF, NAN]),
     'nan_to_num, numbers': (lambda x: torch.nan_to_num(x, 1.5, 2.5, -3.5), [0, INF, -INF, NAN]),
@@ -238,3 +238,21 @@ def test_reasons_of_errors(function: Callable[..., Tensor], reason: str) -> None
     assert found.startswith(reason)
     assert '_entry.py' not in found
     assert 'numbers' not in found.partition(' (File ')[0]
+
+
+OF_EDGES = torch.ones(3, 1)
+
+
+@pytest.mark.parametrize(
+    ('function', 'reason'),
+    [
+        (lambda x, y: torch.autograd.grad(x.sum(), x)[0] * y, 'message calls torch.autograd.grad,'),
+        (lambda x, y: x * OF_EDGES, 'message reads a tensor of 3 rows that propagate did not get'),
+        (lambda x, y: x.repeat(1, 40).flip(1), 'a flip of more than 128 channels'),
+    ],
+)
+def test_reasons_of_what_pygs_code_runs(function: Callable[..., Tensor], reason: str) -> None:
+    ours = pyg_fast.accelerate(Applies(function))
+    x, edges = torch.ones(3, 4, requires_grad=True), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    torch.testing.assert_close(ours(x, x, edges), Applies(function)(x, x, edges))
+    assert why_pygs(ours).startswith(reason)
