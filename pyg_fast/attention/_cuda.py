@@ -119,7 +119,7 @@ def _launch(
     )  # fmt: skip
     programs = -(-num_rows // form.rows) * heads
     unread = tensors[0]
-    structure = [unread if t is None else t for t in (batch, seed)]
+    structure = [unread if t is None else t.contiguous() for t in (batch, seed)]
     with on_device(q.device):
         launch_kernel(
             text, name, form.warps, programs, [q, k, v, *structure, *tensors],

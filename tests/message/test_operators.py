@@ -118,6 +118,8 @@ def test_unary(name: str, dtype: torch.dtype, exact: float, device: torch.device
     edges = torch.randint(9, (2, 40), device=device)
     x, y = torch.randn(2, 9, 4, dtype=dtype, device=device)
     x = x.abs() + 1.1 if name == 'acosh' else x.sigmoid() if name[:5] in ('logit', 'atanh') else x
+    if name == 'hardswish' and device.type == 'cuda':
+        exact = max(exact, 1e-7)  # Torch multiplies by a sixth of float32 there.
     special = torch.tensor(numbers, dtype=dtype, device=device).view(-1, 1).repeat(1, 4)
     nodes = torch.arange(special.size(0), device=device)
     check(
