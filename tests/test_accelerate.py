@@ -596,6 +596,21 @@ def test_reasons_are_in_the_users_terms(number: int) -> None:
         assert f'test_accelerate.py", line {line}' in report.reason
 
 
+def test_all_operations_without_a_kernel_are_named() -> None:
+    class Several(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            losses = torch.nn.functional.huber_loss(x_j, x_j.relu(), reduction='none')
+            return losses.digamma().lgamma() + x_j.exp().lgamma()
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Several('')), graph()
+    with pyg_fast.small_graphs('kernel'):
+        layer(x, edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].reason.startswith(
+        'aten.huber_loss.default has no kernel, nor have aten.digamma.default, '
+        'aten.lgamma.default (File '
+    )
+
+
 def test_the_line_of_a_size_that_is_a_number() -> None:
     class Sized(Told):
         def message(self, x_j: Tensor) -> Tensor:
