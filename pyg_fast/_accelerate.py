@@ -194,7 +194,8 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             if why and why != reason:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
             how = module._fused_how()
-            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled)
+            sorts = how is not None and module._last_sorted
+            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)

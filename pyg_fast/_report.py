@@ -9,6 +9,7 @@ from .message._cures import cure_of
 PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
+SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
 WHY = 'why not a kernel'
 _WIDTH = 100  # columns of notes, in every terminal and file
 
@@ -27,6 +28,8 @@ class LayerReport(NamedTuple):
       edges; for a layer that :func:`accelerate` has not replaced yet, that it has not
     - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
       compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
+    - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
+      :obj:`edge_index`
     """
 
     name: str
@@ -36,6 +39,7 @@ class LayerReport(NamedTuple):
     ran: str | None = None
     how: str | None = None
     compiled: str | None = None
+    sorts: bool = False
 
     @property
     def runs_on(self) -> str:
@@ -54,9 +58,9 @@ class LayerReport(NamedTuple):
 
     @property
     def cure(self) -> str | None:
-        """What helps where PyG's code runs."""
+        """What helps where PyG's code runs, or where ours sorts the edges."""
         if self.reason is None:
-            return None
+            return SORTS if self.sorts else None
         eager = self.reason.partition('; compiled: ')[0]
         return cure_of(eager.partition('; with more: ')[2] or eager)
 

@@ -186,7 +186,7 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -374,6 +374,8 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
     assert repr(report).splitlines() == [
         'layer   class      runs on',
         'first   SAGEConv   kernel',
+        '    what helps: edges are sorted at each call: prepare a graph that stays the same by '
+        'ToCSR',
         "second  SAGEConv   PyG's code",
         '    why not a kernel: MedianAggregation has no kernel',
         "    what helps: aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once",
@@ -385,10 +387,43 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
     ]
     assert report[2].reason == '1 edges'
     assert report[2].ran == f"PyG's code: {report[2].reason}"
-    assert report[0].cure is None
+    assert plain[0].cure is None
     assert repr(pyg_fast.accelerate_report(torch.nn.Linear(2, 2))) == (
         'the model has no MessagePassing layer'
     )
+
+
+class Looped(MessagePassing):
+    """Makes its own list of edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index.flip(0), x=x)
+
+
+@pytest.mark.parametrize(
+    ('layer', 'sorts'),
+    [
+        (lambda: GraphConv(8, 4), True), (lambda: SAGEConv(8, 4), True),
+        (lambda: GCNConv(8, 4), True), (lambda: GCNConv(8, 4, cached=True), False),
+        (lambda: GATConv(8, 4), True), (lambda: GATv2Conv(8, 4), True), (Looped, False),
+    ],
+)  # fmt: skip
+def test_report_hints_at_lists_that_are_sorted(
+    layer: Callable[[], MessagePassing], sorts: bool
+) -> None:
+    conv, (x, edge_index) = pyg_fast.accelerate(layer()), graph()
+    # Without weights GCNConv scatters.
+    weight = (torch.ones(edge_index.size(1)),) if isinstance(conv, GCNConv) else ()
+    with pyg_fast.small_graphs('kernel'):
+        conv(x, edge_index, *weight)
+    (report,) = pyg_fast.accelerate_report(conv)
+    assert (report.runs_on, report.sorts) == ('kernel', sorts)
+    assert str(report.cure).startswith('edges are sorted at each call') == sorts
+    with pyg_fast.small_graphs('kernel'):
+        conv(x, prepare_edge_index(edge_index, (NODES, NODES))[0], *weight)
+    (report,) = pyg_fast.accelerate_report(conv)
+    assert (report.runs_on, report.sorts, report.cure) == ('kernel', False, None)
+    assert '_last_sorted' not in vars(pyg_fast.restore(conv))
 
 
 class Compiled(Module):

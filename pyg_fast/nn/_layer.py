@@ -48,6 +48,7 @@ class FusedModule:
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
     _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
+    _last_sorted: bool = False  # whether our code sorted a plain list of edges in the last one
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,6 +91,11 @@ class FusedModule:
         """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
         if not torch.compiler.is_compiling():
             self.__dict__['_last_run'] = reason
+
+    def _fused_note_edges(self, edge_index: object) -> None:
+        """Records whether this call sorts its edges, as it does a plain list."""
+        if not torch.compiler.is_compiling():
+            self.__dict__['_last_sorted'] = type(edge_index) is Tensor
 
     def __prepare_scriptable__(self) -> Any:
         """PyG's own layer, sharing the parameters."""
@@ -161,7 +167,9 @@ class Fused(FusedLayer):
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     # `cache_input` is of layers that 0.2 has pickled.
-    _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', '_last_compiled', 'cache_input')
+    _fused_own: ClassVar[tuple[str, ...]] = (
+        '_last_run', '_last_compiled', '_last_sorted', 'cache_input',
+    )  # fmt: skip
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
