@@ -35,6 +35,11 @@ class InMemory(BySize):
     """PyG's code is faster up to this number of edges: its tensors fit into memory."""
 
 
+def with_cure(reason: Fallback) -> str:
+    """The reason of a fallback, and what helps."""
+    return f'{reason}. What helps: {cure_of(str(reason))}'
+
+
 def tell(layer: object, reason: Fallback) -> None:
     """Logs the reason of a fallback, once for each class; as info where the size decides."""
     level = logging.INFO if isinstance(reason, BySize) else logging.WARNING
@@ -43,8 +48,8 @@ def tell(layer: object, reason: Fallback) -> None:
     cls = getattr(type(layer), '_base', type(layer)).__name__
     if (cls, str(reason)) not in _told and len(_told) < _MAX_TOLD:
         _told.add((cls, str(reason)))
-        helps = '' if isinstance(reason, BySize) else f'. What helps: {cure_of(str(reason))}'
-        _log.log(level, "%s runs PyG's code: %s%s", cls, reason, helps)
+        why = str(reason) if isinstance(reason, BySize) else with_cure(reason)
+        _log.log(level, "%s runs PyG's code: %s", cls, why)
 
 
 _log = logging.getLogger('pyg_fast')

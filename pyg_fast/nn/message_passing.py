@@ -24,7 +24,7 @@ from ..graph.small_graphs import (
     width_of_mlp,
 )
 from ..message import Fallback, make_entry
-from ..message._fallback import OWN, BySize, InMemory, tell
+from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
 from ..message._inputs import check_inputs
 from ..message._rows import put_in
 from ..ops._numbers import check_flag
@@ -265,7 +265,7 @@ class FusedPropagate(FusedLayer):
                 own['_in_memory'] = edge_index.size(1), torch.is_grad_enabled(), str(error)
             if self.strict:
                 raise NotImplementedError(
-                    f"{type(self).__name__}(strict=True): PyG's code would run: {error}"
+                    f"{type(self).__name__}(strict=True): PyG's code would run: {with_cure(error)}"
                 ) from error
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
