@@ -631,6 +631,18 @@ def test_reasons_are_in_the_users_terms(number: int) -> None:
         assert f'test_accelerate.py", line {line}' in report.reason
 
 
+def test_a_missing_attribute_is_of_the_users_class() -> None:
+    class Misspelled(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            return self.nrom(x_j)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Misspelled('')), graph()
+    for size in ('kernel', 'pyg'):
+        with pyg_fast.small_graphs(size), pytest.raises(AttributeError) as error:
+            layer(x, edge_index)
+        assert str(error.value) == "'Misspelled' object has no attribute 'nrom'"
+
+
 def test_all_operations_without_a_kernel_are_named() -> None:
     class Several(Told):
         def message(self, x_j: Tensor) -> Tensor:

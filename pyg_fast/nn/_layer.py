@@ -123,6 +123,8 @@ class FusedLayer(FusedModule, Mixin):
         try:
             return super().__call__(*args, **kwargs)
         except EXPLAINED as error:
+            if isinstance(error, AttributeError) and self._fused_is_adopted():
+                _name_users_class(self, error)
             explain(self, args, kwargs, error)
             raise
 
@@ -139,6 +141,13 @@ class FusedLayer(FusedModule, Mixin):
             vars(out).pop(name, None)
         out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
         return out
+
+
+def _name_users_class(conv: FusedModule, error: AttributeError) -> None:
+    """Makes an error of a missing attribute speak of the class that the user wrote."""
+    if error.args and isinstance(error.args[0], str):
+        ours, users = f"'{type(conv).__name__}' object", f"'{conv._base.__name__}' object"
+        error.args = error.args[0].replace(ours, users), *error.args[1:]
 
 
 def with_own_code(function: Callable[P, T]) -> Callable[P, T]:
