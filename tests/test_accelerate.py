@@ -655,10 +655,12 @@ def test_all_operations_without_a_kernel_are_named() -> None:
     layer, (x, edge_index) = pyg_fast.accelerate(Several('')), graph()
     with pyg_fast.small_graphs('kernel'):
         layer(x, edge_index)
-    assert pyg_fast.accelerate_report(layer)[0].reason.startswith(
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.reason.startswith(
         'aten.huber_loss.default has no kernel, nor have aten.digamma.default, '
         'aten.lgamma.default (File '
     )
+    assert report.cure.startswith('the operation in forward, before propagate, where')
 
 
 def test_the_line_of_a_size_that_is_a_number() -> None:
