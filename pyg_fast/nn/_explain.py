@@ -4,6 +4,7 @@ PyG's, torch's, or a kernel's."""
 import functools
 import inspect
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
@@ -51,6 +52,8 @@ _LEAST = {
 }  # fmt: skip
 # What torch says of arguments of its functions that are no tensors.
 _NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but got) (?:\w+\.)*(\w+)"
+# By functions that look up rows, of torch and ours: the table.
+_TABLES = {'embedding': 'weight', 'look_up_rows': 'table'}
 # And of two sizes that must be the same.
 _TWO_SIZES = (
     r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
@@ -75,7 +78,7 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         named = any(f"'{name}" in text for name in signature.parameters)
         if named and not any(words in text for words in ('has no attribute', 'keyword argument')):
             return
-        found = _find_mistake(conv, given, signature, text)
+        found = _find_mistake(conv, given, signature, error)
     except Exception:  # The search may fail, too: the error of the call stays.
         return
     if found is not None:
@@ -219,7 +222,7 @@ def _check_rows_by_text(given: Mapping[str, object], text: str) -> None:
 
 
 def _find_mistake(
-    conv: Any, given: Mapping[str, object], signature: inspect.Signature, text: str
+    conv: Any, given: Mapping[str, object], signature: inspect.Signature, error: Exception
 ) -> Exception | None:
     edge_index, x = given.get('edge_index'), given.get('x')
     try:
@@ -246,7 +249,8 @@ def _find_mistake(
                 "'x' must have shape [num_nodes, in_channels], since attention takes no several "
                 f'features of one graph, got {list(x.shape)}'
             )
-        _check_by_text(conv, given, text)
+        _check_numbers_of_rows(given, error)
+        _check_by_text(conv, given, str(error))
     except (IndexError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
@@ -447,8 +451,6 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
     _check_rows_by_text(given, text)
-    if 'index out of range in self' in text:
-        _check_numbers_of_rows(given)
     found = re.search(r'Encountered tensor with size (\d+) in .*, but expected size (\d+)', text)
     if found is not None:
         rows, wanted = map(int, found.groups())
@@ -515,20 +517,40 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     )
 
 
-def _check_numbers_of_rows(given: Mapping[str, object]) -> None:
+def _check_numbers_of_rows(given: Mapping[str, object], error: Exception) -> None:
     """Raises if one argument alone can hold the numbers that a table lacks."""
-    numbers = {
-        name: value for name, value in given.items()
+    text = str(error)
+    found = re.search(r'index -?\d+ is out of bounds for dimension 0 with size (\d+)', text)
+    if found is None and 'index out of range in self' not in text:
+        return
+    rows = _rows_of_table(error) if found is None else int(found[1])
+    ranges = {
+        name: tuple(int(each) for each in value.aminmax()) for name, value in given.items()
         if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
         and value.dim() == 1 and value.numel() > 0
     }  # fmt: skip
-    if len(numbers) == 1:
-        ((name, value),) = numbers.items()
-        low, high = (int(each) for each in value.aminmax())
+    if rows is not None:
+        least = 0 if found is None else -rows  # `table[index]` counts from the end, too.
+        ranges = {
+            name: (low, high) for name, (low, high) in ranges.items()
+            if low < least or high >= rows
+        }  # fmt: skip
+    if len(ranges) == 1:
+        ((name, (low, high)),) = ranges.items()
+        which = '' if rows is None else f', which has {rows}'
         raise IndexError(
-            f"'{name}' must hold numbers of rows of the table that it indexes, got values from "
-            f'{low} to {high}'
+            f"'{name}' must hold numbers of rows of the table that it indexes{which}, got values "
+            f'from {low} to {high}'
         )
+
+
+def _rows_of_table(error: Exception) -> int | None:
+    """The rows of the table of which an error of torch says only that it lacks some."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        table = frame.f_locals.get(_TABLES.get(frame.f_code.co_name, ''))
+        if isinstance(table, Tensor):
+            return table.size(0)
+    return None
 
 
 def check_edge_weight(weight: object) -> None:
