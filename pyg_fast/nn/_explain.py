@@ -451,6 +451,11 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
     _check_rows_by_text(given, text)
+    _check_widths_by_text(conv, tensors, text)
+    weight = _weight_of(conv)
+    if weight is not None and 'same dtype' in text:
+        for name, value in tensors.items():
+            check_like_parameters(name, value, weight)
     found = re.search(r'Encountered tensor with size (\d+) in .*, but expected size (\d+)', text)
     if found is not None:
         rows, wanted = map(int, found.groups())
@@ -475,11 +480,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     columns, wanted = int(found[1]), int(found[2])
     if all(wanted not in weight.shape for weight in conv.parameters()):
         return  # It is no parameter that does not fit.
-    of_width = [name for name, value in tensors.items() if value.size(-1) == columns]
-    message = getattr(type(conv), 'message', None)
-    read = {} if message is None else inspect.signature(message).parameters
-    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read}
-    of_width = [name for name in of_width if name in read_names] or of_width
+    of_width = _of_width(conv, tensors, columns)
     # What is joined with others has not the width of the map alone.
     parameters = inspect.signature(type(conv).forward).parameters
     missing = [
@@ -515,6 +516,30 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         f'{names} must fit a linear map of the layer, which takes {wanted} columns of them joined, '
         f'got {columns} of widths {widths}'
     )
+
+
+def _of_width(conv: Any, tensors: Mapping[str, Tensor], columns: int) -> list[str]:
+    """The arguments of so many columns; those that the message reads, if there are some."""
+    names = [name for name, value in tensors.items() if value.size(-1) == columns]
+    message = getattr(type(conv), 'message', None)
+    read = {} if message is None else inspect.signature(message).parameters
+    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read}
+    return [name for name in names if name in read_names] or names
+
+
+def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], text: str) -> None:
+    """Raises if one argument alone has each of the two widths that do not fit."""
+    found = re.search(rf'{_TWO_SIZES.partition("|")[0]} at non-singleton dimension (\d+)', text)
+    if found is None:
+        return
+    one, other, dim = map(int, found.groups())
+    wide = {name: value for name, value in tensors.items() if value.dim() == dim + 1 > 1}
+    names = [_of_width(conv, wide, columns) for columns in (one, other)]
+    if list(map(len, names)) == [1, 1]:
+        raise ShapeError(
+            f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
+            f'them, got {one} and {other}'
+        )
 
 
 def _check_numbers_of_rows(given: Mapping[str, object], error: Exception) -> None:
