@@ -1,5 +1,6 @@
 """What runs the layers of a model, and why: for programs, and as a table."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
@@ -11,6 +12,7 @@ SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
 SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
 WHY = 'why not a kernel'
+_PLACE = r'File "[^"]*", line \d+'
 _WIDTH = 100  # columns of notes, in every terminal and file
 
 
@@ -100,8 +102,10 @@ def table_of(
 
 
 def _wrap(text: str) -> list[str]:
-    """Indented lines; paths and names stay whole."""
-    return wrap(
-        text, _WIDTH, initial_indent=' ' * 4, subsequent_indent=' ' * 8,
+    """Indented lines. A place of the user's code stays whole: terminals make a link of it."""
+    joined = re.sub(_PLACE, lambda place: place[0].replace(' ', '\0'), text)
+    lines = wrap(
+        joined, _WIDTH, initial_indent=' ' * 4, subsequent_indent=' ' * 8,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+    return [line.replace('\0', ' ') for line in lines]

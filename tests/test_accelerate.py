@@ -389,6 +389,9 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
     assert report[2].reason == '1 edges'
     assert report[2].ran == f"PyG's code: {report[2].reason}"
     assert plain[0].cure is None
+    place = 'File "/my models/net.py", line 3'
+    long = pyg_fast.LayerReport('', 'Own', None, f'{80 * "a"} ({place}, in message: y)')
+    assert f'{80 * "a"}\n        ({place}, in message: y)\n' in repr(type(report)([long]))
     assert repr(pyg_fast.accelerate_report(torch.nn.Linear(2, 2))) == (
         'the model has no MessagePassing layer'
     )
