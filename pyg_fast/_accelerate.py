@@ -7,7 +7,7 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import GPSConv, MessagePassing
 
-from ._report import PLAIN, PYGS, SCRIPTED, AccelerateReport, LayerReport, table_of
+from ._report import PLAIN, PYGS, SCRIPTED, WHY, AccelerateReport, LayerReport, table_of
 from .nn import (
     FusedGATConv,
     FusedGATv2Conv,
@@ -136,9 +136,11 @@ def accelerate_report(model: Module) -> AccelerateReport:
 
     Example:
         >>> print(pyg_fast.accelerate_report(model))
-        layer    class     runs on     why not a kernel                what helps
+        layer    class     runs on
         convs.0  SAGEConv  kernel
-        convs.1  SAGEConv  PyG's code  MedianAggregation has no kernel  aggr='sum', 'mean', ...
+        convs.1  SAGEConv  PyG's code
+            why not a kernel: MedianAggregation has no kernel
+            what helps: aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once
     """
     return AccelerateReport(report for _, report in _layers(model))
 
@@ -192,7 +194,8 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             if why and why != reason:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
             how = module._fused_how()
-            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled)
+            sorts = how is not None and module._last_sorted
+            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)
@@ -210,14 +213,15 @@ def _will_run(reports: list[LayerReport]) -> str:
     if not reports:
         return 'accelerate: the model has no MessagePassing layer'
     written = {cls.__name__ for cls in _FUSED.values()}
-    rows = []
+    rows, notes = [], []
     for report in reports:
         if report.reason is not None or report.fused is None:
-            what = f'{report.layer}: {report.reason}'
+            what = PYGS
         elif report.ran is report.compiled is None and report.fused not in written:
             # Its message is captured then.
             what = f"{report.fused}, or PyG's code: known after a call"
         else:
             what = report.fused
         rows.append((report.name or '(model)', report.layer, what))
-    return table_of(('layer', 'class', 'will run as'), rows)
+        notes.append({WHY: report.reason})
+    return table_of(('layer', 'class', 'will run as'), rows, notes)

@@ -1,6 +1,8 @@
 """What runs the layers of a model, and why: for programs, and as a table."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 from .message._cures import cure_of
@@ -8,6 +10,10 @@ from .message._cures import cure_of
 PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
+SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
+WHY = 'why not a kernel'
+_PLACE = r'File "[^"]*", line \d+'
+_WIDTH = 100  # columns of notes, in every terminal and file
 
 
 class LayerReport(NamedTuple):
@@ -24,6 +30,8 @@ class LayerReport(NamedTuple):
       edges; for a layer that :func:`accelerate` has not replaced yet, that it has not
     - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
       compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
+    - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
+      :obj:`edge_index`
     """
 
     name: str
@@ -33,6 +41,7 @@ class LayerReport(NamedTuple):
     ran: str | None = None
     how: str | None = None
     compiled: str | None = None
+    sorts: bool = False
 
     @property
     def runs_on(self) -> str:
@@ -51,9 +60,9 @@ class LayerReport(NamedTuple):
 
     @property
     def cure(self) -> str | None:
-        """What helps where PyG's code runs."""
+        """What helps where PyG's code runs, or where ours sorts the edges."""
         if self.reason is None:
-            return None
+            return SORTS if self.sorts else None
         eager = self.reason.partition('; compiled: ')[0]
         return cure_of(eager.partition('; with more: ')[2] or eager)
 
@@ -65,19 +74,38 @@ class AccelerateReport(list[LayerReport]):
         if not self:
             return 'the model has no MessagePassing layer'
         return table_of(
-            ('layer', 'class', 'runs on', 'why not a kernel', 'what helps'),
-            [(r.name or '(model)', r.layer, r.runs_on, r.reason or '', r.cure or '') for r in self],
+            ('layer', 'class', 'runs on'),
+            [(r.name or '(model)', r.layer, r.runs_on) for r in self],
+            [{WHY: r.reason, 'what helps': r.cure} for r in self],
         )
 
     __str__ = __repr__
 
 
-def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows as text in columns, without columns that are empty."""
-    table = [row for row in zip(*[head, *rows], strict=True) if any(row[1:])]
+def table_of(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Iterable[Mapping[str, str | None]] = (),
+) -> str:
+    """Rows as text in columns, without columns that are empty. Notes of a row, by what they tell,
+    stand on lines of their own below it: they are long."""
+    table = [column for column in zip(*[head, *rows], strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in table]
-    lines = zip(*table, strict=True)
-    return '\n'.join(
-        '  '.join(f'{cell:<{width}}' for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    below = dict(enumerate(notes, 1))  # The head has none.
+    lines: list[str] = []
+    for k, row in enumerate(zip(*table, strict=True)):
+        cells = zip(row, widths, strict=True)
+        lines.append('  '.join(f'{cell:<{width}}' for cell, width in cells).rstrip())
+        for what, text in below.get(k, {}).items():
+            lines += [] if text is None else _wrap(f'{what}: {text}')
+    return '\n'.join(lines)
+
+
+def _wrap(text: str) -> list[str]:
+    """Indented lines. A place of the user's code stays whole: terminals make a link of it."""
+    joined = re.sub(_PLACE, lambda place: place[0].replace(' ', '\0'), text)
+    lines = wrap(
+        joined, _WIDTH, initial_indent=' ' * 4, subsequent_indent=' ' * 8,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace('\0', ' ') for line in lines]

@@ -5,6 +5,7 @@ import pickle
 import random
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -310,7 +311,8 @@ def test_verbose(capsys: pytest.CaptureFixture) -> None:
     assert capsys.readouterr().out.splitlines() == [
         'layer   class     will run as',
         'first   SAGEConv  FusedSAGEConv',
-        'second  SAGEConv  SAGEConv: MedianAggregation has no kernel',
+        "second  SAGEConv  PyG's code",
+        '    why not a kernel: MedianAggregation has no kernel',
     ]
 
 
@@ -330,7 +332,8 @@ def test_verbose_of_traced_layers(capsys: pytest.CaptureFixture) -> None:
         "1      GraphConv  FusedGraphConv, or PyG's code: known after a call",
         'layer  class      will run as',
         '0      GraphConv  FusedGraphConv',
-        '1      GraphConv  GraphConv: 1 edges',
+        "1      GraphConv  PyG's code",
+        '    why not a kernel: 1 edges',
         'accelerate: the model has no MessagePassing layer',
     ]
     for option in ('verbose', 'strict'):
@@ -368,22 +371,63 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
         model['first'](x, edge_index)
     model['third'](x, edge_index)
     report = pyg_fast.accelerate_report(model)
-    helps = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
-    lines = repr(report).splitlines()
-    assert str(report) == repr(report)
-    assert [line.split('  ')[0].strip() for line in lines] == ['layer', 'first', 'second', 'third']
-    for line, words in zip(lines, (
-        ('class', 'runs on', 'why not a kernel', 'what helps'), ('SAGEConv', 'kernel'),
-        ('SAGEConv', "PyG's code", 'MedianAggregation has no kernel', helps),
-        ('GraphConv', "PyG's code", '1 edges', 'nothing: '),
-    ), strict=True):  # fmt: skip
-        assert all(word in line for word in words)
+    assert repr(report) == str(report)
+    assert repr(report).splitlines() == [
+        'layer   class      runs on',
+        'first   SAGEConv   kernel',
+        '    what helps: edges are sorted at each call: prepare a graph that stays the same by '
+        'ToCSR',
+        "second  SAGEConv   PyG's code",
+        '    why not a kernel: MedianAggregation has no kernel',
+        "    what helps: aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once",
+        "third   GraphConv  PyG's code",
+        '    why not a kernel: 1 edges',
+        "    what helps: nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') "
+        'a kernel',
+        '        runs, or the report tells why none can',
+    ]
     assert report[2].reason == '1 edges'
     assert report[2].ran == f"PyG's code: {report[2].reason}"
-    assert report[0].cure is None
+    assert plain[0].cure is None
+    place = 'File "/my models/net.py", line 3'
+    long = pyg_fast.LayerReport('', 'Own', None, f'{80 * "a"} ({place}, in message: y)')
+    assert f'{80 * "a"}\n        ({place}, in message: y)\n' in repr(type(report)([long]))
     assert repr(pyg_fast.accelerate_report(torch.nn.Linear(2, 2))) == (
         'the model has no MessagePassing layer'
     )
+
+
+class Looped(MessagePassing):
+    """Makes its own list of edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index.flip(0), x=x)
+
+
+@pytest.mark.parametrize(
+    ('layer', 'sorts'),
+    [
+        (lambda: GraphConv(8, 4), True), (lambda: SAGEConv(8, 4), True),
+        (lambda: GCNConv(8, 4), True), (lambda: GCNConv(8, 4, cached=True), False),
+        (lambda: GATConv(8, 4), True), (lambda: GATv2Conv(8, 4), True), (Looped, False),
+    ],
+)  # fmt: skip
+def test_report_hints_at_lists_that_are_sorted(
+    layer: Callable[[], MessagePassing], sorts: bool
+) -> None:
+    conv, (x, edge_index) = pyg_fast.accelerate(layer()), graph()
+    # Without weights GCNConv scatters.
+    weight = (torch.ones(edge_index.size(1)),) if isinstance(conv, GCNConv) else ()
+    with pyg_fast.small_graphs('kernel'):
+        conv(x, edge_index, *weight)
+    (report,) = pyg_fast.accelerate_report(conv)
+    assert (report.runs_on, report.sorts) == ('kernel', sorts)
+    assert str(report.cure).startswith('edges are sorted at each call') == sorts
+    with pyg_fast.small_graphs('kernel'):
+        conv(x, prepare_edge_index(edge_index, (NODES, NODES))[0], *weight)
+    (report,) = pyg_fast.accelerate_report(conv)
+    assert (report.runs_on, report.sorts, report.cure) == ('kernel', False, None)
+    assert '_last_sorted' not in vars(pyg_fast.restore(conv))
 
 
 class Compiled(Module):
@@ -581,14 +625,45 @@ def test_reasons_are_in_the_users_terms(number: int) -> None:
             return function(x_j)
 
     layer, (x, edge_index) = pyg_fast.accelerate(Seen()), graph()
-    with pyg_fast.small_graphs('kernel'):
+    torch._dynamo.utils.warn_once_cache.clear()
+    with pyg_fast.small_graphs('kernel'), warnings.catch_warnings(record=True) as warned:
         layer(x, edge_index)
+    assert not [each for each in warned if 'Dynamo' in str(each.message)]
     (report,) = pyg_fast.accelerate_report(layer)
     assert report.reason.startswith(cause)
     assert helps in report.cure
     if 'used as a number' not in cause:  # Of a graph as a whole, which has no line.
         line = function.__code__.co_firstlineno + (function is asserts)
         assert f'test_accelerate.py", line {line}' in report.reason
+
+
+def test_a_missing_attribute_is_of_the_users_class() -> None:
+    class Misspelled(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            return self.nrom(x_j)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Misspelled('')), graph()
+    for size in ('kernel', 'pyg'):
+        with pyg_fast.small_graphs(size), pytest.raises(AttributeError) as error:
+            layer(x, edge_index)
+        assert str(error.value) == "'Misspelled' object has no attribute 'nrom'"
+
+
+def test_all_operations_without_a_kernel_are_named() -> None:
+    class Several(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            losses = torch.nn.functional.huber_loss(x_j, x_j.relu(), reduction='none')
+            return losses.digamma().lgamma() + x_j.exp().lgamma()
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Several('')), graph()
+    with pyg_fast.small_graphs('kernel'):
+        layer(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.reason.startswith(
+        'aten.huber_loss.default has no kernel, nor have aten.digamma.default, '
+        'aten.lgamma.default (File '
+    )
+    assert report.cure.startswith('the operation in forward, before propagate, where')
 
 
 def test_the_line_of_a_size_that_is_a_number() -> None:

@@ -22,7 +22,7 @@ from ._einsum import einsum_of_edges
 from ._gathers import INDICES
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
-from ._quiet import quiet
+from ._quiet import quiet, without_warnings
 from ._rows import ACROSS_EDGES, Reduced, RowPart, split_rows
 from ._trace import READS_VALUE, Like, last_place, run_on_fakes, trace
 
@@ -80,7 +80,7 @@ def capture_for(request: CaptureRequest) -> Iterator[None]:
     holds, so one backend serves all messages and holds no layer."""
     before, _requests.current = _requests.current, request
     try:
-        with quiet():
+        with quiet(), without_warnings():
             yield
     finally:
         _requests.current = before

@@ -82,14 +82,16 @@ _CURES = [
     (r'missing|no input|no relations', 'all arguments of message in the call of propagate'),
     (r'features that|of shape|dimensions|is a ', 'features of shape [nodes, channels]'),
     (r'autocast|gradients changes|no_grad', 'autocast and no_grad around the whole layer'),
-    (r'has no kernel|cannot be traced|no reference', 'another operation, or the operation on '
-     'nodes: before propagate, or in update'),
+    (r'has no kernel|cannot be traced|no reference', 'the operation in forward, before propagate, '
+     'where it reads nodes or features of edges alone, or in update after the sum; else another '
+     'operation'),
 ]  # fmt: skip
 
 
 def cure_of(reason: str) -> str:
     """What helps against a reason for PyG's code; a page of the manual where nothing else does."""
+    what = reason.partition(' (File ')[0]  # The user's code may hold any word.
     for pattern, cure in _CURES:
-        if re.search(pattern, reason):
+        if re.search(pattern, what):
             return cure
     return 'the page "What a layer may contain" lists what kernels take'

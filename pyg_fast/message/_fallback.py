@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 # a number of edges up to which PyG's code runs, whether it trains, and the reason. `_width` is how
 # wide a message is for the limits of few edges, `_widest_map` that of the layer's linear maps;
 # `_of_mlp` says whether it is an MLP, once `_width` counts what a kernel aggregates.
-# `_last_compiled` is what runs in compiled code, as `_last_run` in eager calls.
+# `_last_compiled` is what runs in compiled code, as `_last_run` in eager calls, of which
+# `_last_sorted` tells whether the last one sorted edges.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
     '_one_sum', '_maps_reason', '_width', '_widest_map', '_of_mlp', '_in_memory', '_marks',
-    '_direct', '_last_compiled',
+    '_direct', '_last_compiled', '_last_sorted',
 )  # fmt: skip
 
 
@@ -34,6 +35,11 @@ class InMemory(BySize):
     """PyG's code is faster up to this number of edges: its tensors fit into memory."""
 
 
+def with_cure(reason: Fallback) -> str:
+    """The reason of a fallback, and what helps."""
+    return f'{reason}. What helps: {cure_of(str(reason))}'
+
+
 def tell(layer: object, reason: Fallback) -> None:
     """Logs the reason of a fallback, once for each class; as info where the size decides."""
     level = logging.INFO if isinstance(reason, BySize) else logging.WARNING
@@ -42,8 +48,8 @@ def tell(layer: object, reason: Fallback) -> None:
     cls = getattr(type(layer), '_base', type(layer)).__name__
     if (cls, str(reason)) not in _told and len(_told) < _MAX_TOLD:
         _told.add((cls, str(reason)))
-        helps = '' if isinstance(reason, BySize) else f'. What helps: {cure_of(str(reason))}'
-        _log.log(level, "%s runs PyG's code: %s%s", cls, reason, helps)
+        why = str(reason) if isinstance(reason, BySize) else with_cure(reason)
+        _log.log(level, "%s runs PyG's code: %s", cls, why)
 
 
 _log = logging.getLogger('pyg_fast')

@@ -54,6 +54,9 @@ NOT_DECOMPOSED = {
     aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
     aten.ones_like.default, aten.empty_like.default, aten.slice_backward.default,
     aten.select_backward.default,
+    # No kernel: their decompositions have other derivatives.
+    aten.special_entr.default, aten.huber_loss.default, aten.smooth_l1_loss.default,
+    aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
 }  # fmt: skip
 # Operators of tensors that may have the edges in another dimension than the first.
 ANYWHERE = {
@@ -261,13 +264,6 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
     return x
 
 
-def _refuse(name: str) -> Callable[..., object]:
-    def raise_refused(*args: object, **kwargs: object) -> object:
-        raise Refused(f'{name} has no kernel')
-
-    return raise_refused
-
-
 DECOMPOSED |= {
     aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
     aten.var.correction: _var, aten.std.correction: _std,
@@ -295,13 +291,6 @@ DECOMPOSED |= {
             'sinh', 'cosh', 'tan', 'asinh', 'acosh', 'atanh', 'hypot', 'logaddexp', 'logit',
             'hardswish', 'softshrink', 'hardshrink', 'trunc', 'frac', 'nan_to_num', 'sinc', 'isinf',
             'isfinite', 'flip', 'roll',
-        )
-    },
-    **{
-        op: _refuse(str(op))
-        for op in (
-            aten.special_entr.default, aten.huber_loss.default,
-            aten.smooth_l1_loss.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
         )
     },
 }  # fmt: skip

@@ -215,7 +215,7 @@ class Parser:
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target not in _readers:
-            raise Refused(f'{_written(node)} has no kernel')
+            raise Refused(_without_kernel(node))
         return _readers[target](self, node)
 
     @_reads(operator.getitem)
@@ -734,6 +734,16 @@ def _name(dtype: torch.dtype) -> str:
 def _written(node: Node) -> object:
     """The operator that the user wrote: torch may have decomposed it into others."""
     return node.meta.get('original_aten') or node.target
+
+
+def _without_kernel(node: Node) -> str:
+    """Names an operator without a kernel, and all others of its graph."""
+    others = (
+        _written(each) for each in node.graph.nodes
+        if each.op == 'call_function' and each.users and each.target not in _readers
+    )  # fmt: skip
+    first, *rest = dict.fromkeys(map(str, (_written(node), *others)))
+    return f'{first} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
 
 
 def _source_line(node: Node) -> str:

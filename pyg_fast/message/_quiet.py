@@ -1,8 +1,9 @@
-"""Silences PyTorch's log about messages that it cannot trace: PyG's code runs these, and raises
-the user's own error."""
+"""Silences what PyTorch logs and warns of messages that it cannot trace: PyG's code runs these, and
+raises the user's own error."""
 
 import logging
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,3 +43,12 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         _state.depth -= 1
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Drops what Dynamo warns of while it captures a message: the report tells it. Filters of
+    warnings hold for all threads: the caller holds the lock of all captures."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', module=r'torch\._dynamo\.')
+        yield

@@ -12,7 +12,7 @@ from torch_geometric.utils import scatter
 
 from ..graph.graph import graph_of
 from ..sparse.graph import Graph, check_graph, ends_of
-from ._fallback import Fallback, make_entry
+from ._fallback import Fallback, make_entry, with_cure
 from ._inputs import check_inputs, why_not
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def message_passing(
         return _run_entry(graph, fn, inputs, wanted, num_src, num_dst, reduce, strict)
     except Fallback as reason:
         if strict:
-            raise NotImplementedError(f'message_passing(strict=True): {reason}') from reason
+            raise NotImplementedError(
+                f'message_passing(strict=True): {with_cure(reason)}'
+            ) from reason
     source, target = ends_of(graph) if isinstance(graph, Graph) else graph
     ends = {'src': source, 'dst': target}
     values = {

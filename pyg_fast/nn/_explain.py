@@ -4,6 +4,7 @@ PyG's, torch's, or a kernel's."""
 import functools
 import inspect
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
@@ -51,6 +52,8 @@ _LEAST = {
 }  # fmt: skip
 # What torch says of arguments of its functions that are no tensors.
 _NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but got) (?:\w+\.)*(\w+)"
+# By functions that look up rows, of torch and ours: the table.
+_TABLES = {'embedding': 'weight', 'look_up_rows': 'table'}
 # And of two sizes that must be the same.
 _TWO_SIZES = (
     r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
@@ -75,7 +78,7 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         named = any(f"'{name}" in text for name in signature.parameters)
         if named and not any(words in text for words in ('has no attribute', 'keyword argument')):
             return
-        found = _find_mistake(conv, given, signature, text)
+        found = _find_mistake(conv, given, signature, error)
     except Exception:  # The search may fail, too: the error of the call stays.
         return
     if found is not None:
@@ -219,7 +222,7 @@ def _check_rows_by_text(given: Mapping[str, object], text: str) -> None:
 
 
 def _find_mistake(
-    conv: Any, given: Mapping[str, object], signature: inspect.Signature, text: str
+    conv: Any, given: Mapping[str, object], signature: inspect.Signature, error: Exception
 ) -> Exception | None:
     edge_index, x = given.get('edge_index'), given.get('x')
     try:
@@ -246,7 +249,8 @@ def _find_mistake(
                 "'x' must have shape [num_nodes, in_channels], since attention takes no several "
                 f'features of one graph, got {list(x.shape)}'
             )
-        _check_by_text(conv, given, text)
+        _check_numbers_of_rows(given, error)
+        _check_by_text(conv, given, str(error))
     except (IndexError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
@@ -447,8 +451,11 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
     _check_rows_by_text(given, text)
-    if 'index out of range in self' in text:
-        _check_numbers_of_rows(given)
+    _check_widths_by_text(conv, tensors, text)
+    weight = _weight_of(conv)
+    if weight is not None and 'same dtype' in text:
+        for name, value in tensors.items():
+            check_like_parameters(name, value, weight)
     found = re.search(r'Encountered tensor with size (\d+) in .*, but expected size (\d+)', text)
     if found is not None:
         rows, wanted = map(int, found.groups())
@@ -473,11 +480,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     columns, wanted = int(found[1]), int(found[2])
     if all(wanted not in weight.shape for weight in conv.parameters()):
         return  # It is no parameter that does not fit.
-    of_width = [name for name, value in tensors.items() if value.size(-1) == columns]
-    message = getattr(type(conv), 'message', None)
-    read = {} if message is None else inspect.signature(message).parameters
-    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read}
-    of_width = [name for name in of_width if name in read_names] or of_width
+    of_width = _of_width(conv, tensors, columns)
     # What is joined with others has not the width of the map alone.
     parameters = inspect.signature(type(conv).forward).parameters
     missing = [
@@ -515,20 +518,64 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     )
 
 
-def _check_numbers_of_rows(given: Mapping[str, object]) -> None:
+def _of_width(conv: Any, tensors: Mapping[str, Tensor], columns: int) -> list[str]:
+    """The arguments of so many columns; those that the message reads, if there are some."""
+    names = [name for name, value in tensors.items() if value.size(-1) == columns]
+    message = getattr(type(conv), 'message', None)
+    read = {} if message is None else inspect.signature(message).parameters
+    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read}
+    return [name for name in names if name in read_names] or names
+
+
+def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], text: str) -> None:
+    """Raises if one argument alone has each of the two widths that do not fit."""
+    found = re.search(rf'{_TWO_SIZES.partition("|")[0]} at non-singleton dimension (\d+)', text)
+    if found is None:
+        return
+    one, other, dim = map(int, found.groups())
+    wide = {name: value for name, value in tensors.items() if value.dim() == dim + 1 > 1}
+    names = [_of_width(conv, wide, columns) for columns in (one, other)]
+    if list(map(len, names)) == [1, 1]:
+        raise ShapeError(
+            f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
+            f'them, got {one} and {other}'
+        )
+
+
+def _check_numbers_of_rows(given: Mapping[str, object], error: Exception) -> None:
     """Raises if one argument alone can hold the numbers that a table lacks."""
-    numbers = {
-        name: value for name, value in given.items()
+    text = str(error)
+    found = re.search(r'index -?\d+ is out of bounds for dimension 0 with size (\d+)', text)
+    if found is None and 'index out of range in self' not in text:
+        return
+    rows = _rows_of_table(error) if found is None else int(found[1])
+    ranges = {
+        name: tuple(int(each) for each in value.aminmax()) for name, value in given.items()
         if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
         and value.dim() == 1 and value.numel() > 0
     }  # fmt: skip
-    if len(numbers) == 1:
-        ((name, value),) = numbers.items()
-        low, high = (int(each) for each in value.aminmax())
+    if rows is not None:
+        least = 0 if found is None else -rows  # `table[index]` counts from the end, too.
+        ranges = {
+            name: (low, high) for name, (low, high) in ranges.items()
+            if low < least or high >= rows
+        }  # fmt: skip
+    if len(ranges) == 1:
+        ((name, (low, high)),) = ranges.items()
+        which = '' if rows is None else f', which has {rows}'
         raise IndexError(
-            f"'{name}' must hold numbers of rows of the table that it indexes, got values from "
-            f'{low} to {high}'
+            f"'{name}' must hold numbers of rows of the table that it indexes{which}, got values "
+            f'from {low} to {high}'
         )
+
+
+def _rows_of_table(error: Exception) -> int | None:
+    """The rows of the table of which an error of torch says only that it lacks some."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        table = frame.f_locals.get(_TABLES.get(frame.f_code.co_name, ''))
+        if isinstance(table, Tensor):
+            return table.size(0)
+    return None
 
 
 def check_edge_weight(weight: object) -> None:

@@ -48,6 +48,7 @@ class FusedModule:
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
     _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
+    _last_sorted: bool = False  # whether our code sorted a plain list of edges in the last one
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,6 +92,11 @@ class FusedModule:
         if not torch.compiler.is_compiling():
             self.__dict__['_last_run'] = reason
 
+    def _fused_note_edges(self, edge_index: object) -> None:
+        """Records whether this call sorts its edges, as it does a plain list."""
+        if not torch.compiler.is_compiling():
+            self.__dict__['_last_sorted'] = type(edge_index) is Tensor
+
     def __prepare_scriptable__(self) -> Any:
         """PyG's own layer, sharing the parameters."""
         raise NotImplementedError
@@ -117,6 +123,8 @@ class FusedLayer(FusedModule, Mixin):
         try:
             return super().__call__(*args, **kwargs)
         except EXPLAINED as error:
+            if isinstance(error, AttributeError) and self._fused_is_adopted():
+                _name_users_class(self, error)
             explain(self, args, kwargs, error)
             raise
 
@@ -133,6 +141,13 @@ class FusedLayer(FusedModule, Mixin):
             vars(out).pop(name, None)
         out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
         return out
+
+
+def _name_users_class(conv: FusedModule, error: AttributeError) -> None:
+    """Makes an error of a missing attribute speak of the class that the user wrote."""
+    if error.args and isinstance(error.args[0], str):
+        ours, users = f"'{type(conv).__name__}' object", f"'{conv._base.__name__}' object"
+        error.args = error.args[0].replace(ours, users), *error.args[1:]
 
 
 def with_own_code(function: Callable[P, T]) -> Callable[P, T]:
@@ -161,7 +176,9 @@ class Fused(FusedLayer):
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     # `cache_input` is of layers that 0.2 has pickled.
-    _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', '_last_compiled', 'cache_input')
+    _fused_own: ClassVar[tuple[str, ...]] = (
+        '_last_run', '_last_compiled', '_last_sorted', 'cache_input',
+    )  # fmt: skip
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -233,6 +233,7 @@ class FusedReduce(AggregatesInput):
             return None
         if not self._unaltered(source.values if isinstance(source, CBSR) else source):
             return None
+        self._fused_note_edges(edge_index)
         return neighbours(x, edge_index, size, self.flow)
 
     def _few_edges(self, x: Features, edge_index: Adj) -> Tensor | None:

@@ -98,6 +98,7 @@ class _FusedAttention(Fused):
     ) -> Graph | None:
         """The graph, with its transpose if a backward pass may follow, or None if PyG's code must
         run."""
+        self._fused_note_edges(edge_index)
         num_src, num_dst = src.size(0), dst.size(0)
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             found = entries(edge_index, num_src, num_dst, self.flow)
@@ -445,6 +446,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         src, dst = ends
         if torch.compiler.is_compiling():
             return self._compiled(edge_index, edge_attr, src, dst)
+        self._fused_note_edges(edge_index)
         reverse = self.flow == 'target_to_source'
         sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
         loops = looped(edge_index, *sizes, transpose) if self.add_self_loops else None

@@ -116,6 +116,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         norm = None
         if self._fusible(x) and self._sums(x):
             if self._scatters(x, edge_index, edge_weight):
+                self._fused_note_edges(None)
                 return self._scattered(x, edge_index)
             norm = self._operator(x, edge_index, edge_weight, torch.is_grad_enabled())
         if norm is None:
@@ -229,6 +230,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         if edges is None:
             return None
         keep = self.cached and self.normalize
+        self._fused_note_edges(None if keep else edge_index)
         with outside_inference_mode() if keep else nullcontext():
             norm = self._normalize(edges, num_nodes, x.dtype, transpose or keep, keep, sampling)
         if keep:

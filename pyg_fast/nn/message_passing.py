@@ -24,7 +24,7 @@ from ..graph.small_graphs import (
     width_of_mlp,
 )
 from ..message import Fallback, make_entry
-from ..message._fallback import OWN, BySize, InMemory, tell
+from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
 from ..message._inputs import check_inputs
 from ..message._rows import put_in
 from ..ops._numbers import check_flag
@@ -195,6 +195,16 @@ class FusedPropagate(FusedLayer):
         if '_call' not in own or not own.get('_last_run'):
             own['_last_run'] = reason
 
+    def _fused_note_edges(self, edge_index: object) -> None:
+        own = self.__dict__
+        # Of a list that the layer makes itself, such as one with self-loops, the caller has no
+        # graph to prepare.
+        sorts = type(edge_index) is Tensor and '_call' in own
+        if sorts:
+            args, kwargs = own['_call']
+            sorts = id(edge_index) in map(id, (*args, *kwargs.values()))
+        own['_last_sorted'] = sorts
+
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:
         """The `propagate` that the class replaces."""
@@ -255,7 +265,7 @@ class FusedPropagate(FusedLayer):
                 own['_in_memory'] = edge_index.size(1), torch.is_grad_enabled(), str(error)
             if self.strict:
                 raise NotImplementedError(
-                    f"{type(self).__name__}(strict=True): PyG's code would run: {error}"
+                    f"{type(self).__name__}(strict=True): PyG's code would run: {with_cure(error)}"
                 ) from error
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
@@ -471,6 +481,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         raise Fallback(reason)
     inputs, other, moved, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
     inputs = _unwritten(conv, inputs)
+    given = edge_index
     if not names.reads_sources and not any(role == 'src' for role, _ in inputs):
         edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
     entry = conv.__dict__.get('_fused_entry')
@@ -480,6 +491,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         )
 
     def graph(transpose: bool) -> Graph:
+        conv._fused_note_edges(given)
         if conv.flow == 'source_to_target':
             return _graph(conv, edge_index, num_src, num_dst, transpose)
         return _graph(conv, edge_index, num_dst, num_src, True).t()

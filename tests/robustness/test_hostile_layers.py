@@ -325,21 +325,50 @@ def test_an_argument_that_no_message_reads_is_not_named(device: torch.device, ra
         conv(x.to(device), edges.to(device), torch.randn(30, IN, device=device))
 
 
-def test_types_that_a_table_lacks_are_named(raises: Any) -> None:
+class Mixed(pyg.MessagePassing):
+    """With features of edges that must be as the nodes'."""
+
+    def __init__(self, maps: bool) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(IN, 4) if maps else torch.nn.Identity()
+
+    def forward(self, x: Tensor, edge_index: Tensor, weights: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, weights=weights)
+
+    def message(self, x_j: Tensor, weights: Tensor) -> Tensor:
+        return self.lin(x_j * weights)
+
+
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_own_layer_names_what_differs(device: torch.device, raises: Any, how: str) -> None:
+    data = small_graph(device)
+    narrow = torch.rand(data.num_edges, 5, device=device)
+    text = f"'x' and 'weights' must have as many columns, .* got {IN} and 5"
+    with small_graphs(how), raises(ValueError, match=text):
+        accelerate(Mixed(False)).to(device)(data.x, data.edge_index, narrow)
+    double = torch.rand(data.num_edges, IN, device=device).double()
+    with small_graphs(how), raises(TypeError, match="'weights' must have the dtype of the layer's"):
+        accelerate(Mixed(True)).to(device)(data.x, data.edge_index, double)
+
+
+@pytest.mark.parametrize('is_module', [True, False])
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_types_that_a_table_lacks_are_named(raises: Any, is_module: bool, how: str) -> None:
     class Types(pyg.MessagePassing):
         def __init__(self) -> None:
             super().__init__()
-            self.table = torch.nn.Embedding(5, IN)
+            table = torch.nn.Embedding(5, IN)
+            self.table = table if is_module else table.weight
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
             return self.propagate(edge_index, x=x, edge_type=edge_type)
 
         def message(self, x_j: Tensor, edge_type: Tensor) -> Tensor:
-            return x_j * self.table(edge_type)
+            return x_j * (self.table(edge_type) if is_module else self.table[edge_type])
 
     conv, edges = accelerate(Types()), torch.randint(NODES, (2, 10))
-    types = torch.arange(10)
-    with raises(IndexError, match="^'edge_type' must hold numbers of rows .* from 0 to 9"):
+    types, text = torch.arange(10), "^'edge_type' must hold .* table .*, which has 5, got .* to 9"
+    with small_graphs(how), raises(IndexError, match=text):
         conv(torch.randn(NODES, IN), edges, types)
 
 
