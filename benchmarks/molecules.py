@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,10 @@ TRAIN, EVALUATE, MAKING, FIRST = (
     'A training step', 'An evaluation', 'Making a batch', 'The first epoch, compiled')
 LOADER_GOALS = {32: 0.08, 256: 0.1, 2048: 0.3}
 _ROUNDS = 5  # at most: each is a pass over many batches
-_MOST_GRAPHS = 16384  # of a pass
+_MOST_GRAPHS = 32768  # of a pass
 _LEAST_BATCHES = 8
 _WARM_UP = 60.0  # seconds at most in which a rival compiles before it is measured
-_FIRST, _MEAN = 1e-3, 0.05  # of the first loss, and of the mean, in which Adam amplifies rounding
+_FIRST, _MEAN = 1e-4, 0.05  # of the first loss, and of the mean, in which Adam amplifies rounding
 
 
 def num_batches(bench: Bench, size: int) -> int:
@@ -95,10 +95,10 @@ class Case:
     def __init__(self, model: Model, graphs: list[Data], size: int, bench: Bench) -> None:
         self.model, self.graphs, self.size, self.bench = model, graphs, size, bench
         self.kind, self.device = model.kind, bench.device
-        self.at_hand = [batch.to(self.device) for batch in self.pyg_loader(0)]
+        self.at_hand = list(self.pyg_loader(0))
 
     def pyg_loader(self, workers: int) -> Iterable[Any]:
-        return pyg_loader(self.graphs, self.size, workers, self.bench.cuda)
+        return PyGLoader(self.graphs, self.size, workers, self.device)
 
     def our_loader(self, pad: str | None = None) -> Any:
         return our_loader(self.graphs, self.size, self.device, pad)
@@ -138,9 +138,7 @@ class Training(Case):
         batches: Iterable[Any],
     ) -> Callable[[], Tensor]:
         def once() -> Tensor:
-            return torch.stack([
-                self.step(run, optimizer, batch.to(self.device, non_blocking=True))
-                for batch in batches])
+            return torch.stack([self.step(run, optimizer, batch) for batch in batches])
         return once
 
     def make(self, name: str) -> Callable[[], Tensor]:
@@ -220,9 +218,7 @@ class Evaluation(Case):
 
         @torch.no_grad()
         def once() -> Tensor:
-            return torch.cat([
-                self.outputs(model, batch.to(self.device, non_blocking=True))
-                for batch in batches])
+            return torch.cat([self.outputs(model, batch) for batch in batches])
         return once
 
     def check(self, outputs: Tensor) -> float:
@@ -233,10 +229,20 @@ class Evaluation(Case):
                 for name in (CAPTURED, EAGER, *self.rivals(), AT_HAND)]
 
 
-def pyg_loader(graphs: list[Data], size: int, workers: int, cuda: bool) -> Iterable[Any]:
-    return Workers(DataLoader(
-        graphs, size, shuffle=True, generator=seeded(), num_workers=workers,
-        persistent_workers=workers > 0, pin_memory=cuda and workers > 0))
+class PyGLoader(Workers):
+    """PyG's loader, whose batches come to the device."""
+
+    def __init__(
+        self, graphs: list[Data], size: int, workers: int, device: torch.device,
+    ) -> None:
+        super().__init__(DataLoader(
+            graphs, size, shuffle=True, generator=seeded(), num_workers=workers,
+            persistent_workers=workers > 0, pin_memory=device.type == 'cuda' and workers > 0))
+        self.device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield batch.to(self.device, non_blocking=True)
 
 
 def num_compiled() -> int:
@@ -281,13 +287,13 @@ def run_loader(bench: Bench, graphs: Graphs) -> None:
     for size in bench.args.sizes or tuple(LOADER_GOALS):
         count = num_batches(bench, size)
         known = graphs.take(size * count)
-        expected = last_of(pyg_loader(known, size, 0, False), bench.device)
+        expected = last_of(PyGLoader(known, size, 0, bench.device))
 
         def ours(pad: str | None, known: list[Data] = known, size: int = size) -> Any:
             return our_loader(known, size, bench.device, pad)
 
         def theirs(workers: int, known: list[Data] = known, size: int = size) -> Any:
-            return pyg_loader(known, size, workers, bench.cuda)
+            return PyGLoader(known, size, workers, bench.device)
 
         makers = [
             (OURS, functools.partial(ours, None)), (PADDED, functools.partial(ours, BUCKETS)),
@@ -296,16 +302,16 @@ def run_loader(bench: Bench, graphs: Graphs) -> None:
         goal = {'goal, ms': LOADER_GOALS.get(size)} if bench.cuda else {}
         bench.measure(
             MAKING, f'{size:,} graphs', len(ATOMS), [
-                Contender(name, lambda load=load: functools.partial(last_of, load(), bench.device),
+                Contender(name, lambda load=load: functools.partial(last_of, load()),
                           name in (OURS, PADDED), functools.partial(batch_error, expected), count)
                 for name, load in makers],
             bench.few(_ROUNDS), label='columns', facts=lambda _, goal=goal: goal,
             pairs=[(PADDED, pyg_name(workers)) for workers in bench.args.workers])
 
 
-def last_of(batches: Iterable[Any], device: torch.device) -> Any:
+def last_of(batches: Iterable[Any]) -> Any:
     for batch in batches:
-        last = batch.to(device, non_blocking=True)
+        last = batch
     return last
 
 
@@ -340,7 +346,8 @@ def run_first(bench: Bench, _: Graphs) -> None:
             for which in (COLD, WARM):
                 found = first_epoch(
                     folder, name, size, args.first_batches, width, args.depth, bench.device)
-                facts |= {which: found['seconds'], 'sizes': found['sizes']}
+                facts[which] = found['seconds']
+        facts['sizes'] = found['sizes']  # of batches
         bench.add(FIRST, f'{kind.title}, {size:,} graphs', width, {}, label='channels', facts=facts)
 
 

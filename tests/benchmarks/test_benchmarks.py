@@ -491,10 +491,9 @@ def test_batches_of_molecules_are_compared(harness, change: str) -> None:
     from benchmarks import _molecules, molecules
 
     graphs = _molecules.molecules(8)
-    right = molecules.last_of(molecules.pyg_loader(graphs, 4, 0, False), torch.device('cpu'))
-    batch = molecules.last_of(
-        _molecules.our_loader(graphs, 4, torch.device('cpu'), 'buckets'), torch.device('cpu')
-    )
+    device = torch.device('cpu')
+    right = molecules.last_of(molecules.PyGLoader(graphs, 4, 0, device))
+    batch = molecules.last_of(_molecules.our_loader(graphs, 4, device, 'buckets'))
     if change:
         value = batch[change].clone()
         value.view(-1)[0] += 1
