@@ -29,6 +29,7 @@ from . import (
     layers,
     loader,
     maxk,
+    molecules,
     paths,
     published,
     sampled,
@@ -160,6 +161,13 @@ EDGE_MLPS = [
 COMPILED = [
     Timed(title, 'compiled', title, layers.PLAIN, compiled.RIVALS, width='channels')
     for size in compiled.SIZES for title in [f'A compiled training step, {size}']]
+MOLECULES = Timed(
+    'A training step on batches of molecules, with loading', 'molecules', molecules.TRAIN,
+    molecules.BOTH, ['PyG', molecules.COMPILED], [molecules.CAPTURED, molecules.EAGER],
+    'channels', needs=molecules.BOTH)
+MAKING = Timed(
+    'Making a batch of molecules', 'molecules', molecules.MAKING, molecules.OURS, ['PyG'],
+    [molecules.PADDED], 'columns')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +235,10 @@ SYSTEMS = (
     System(
         'Compiled models', '`pyg_fast.compile` beside `torch.compile`, on a plain `edge_index`: '
         '[Compile, export and CUDA graphs](../systems/compile.rst).', COMPILED),
+    System(
+        'Batches of small graphs', 'Whole epochs of training on molecules, `GraphLoader` and '
+        '`capture`: [Batches of small graphs](../systems/small_graphs.rst).',
+        (MOLECULES, MAKING)),
     System(
         'MaxK-GNN', 'MaxK replaces ReLU, so it changes the model: '
         '[when it pays](../systems/maxk.rst).',
@@ -451,6 +463,7 @@ WORKLOADS = (
     Workload('Layers on one graph', [LAYERS, PUBLISHED[2]]),
     Workload('Layers on a graph with hubs', [HUBS[0], PUBLISHED[1]]),
     Workload('Layers on batches of molecules', [PUBLISHED[0]]),
+    Workload('Training on batches of molecules', [MOLECULES]),
     Workload('Layers on several types of nodes', [HUBS[2]]),
     Workload('Layers on sampled batches', [HUBS[1]]),
     Workload('Layers with a message of their own', [MESSAGES]),

@@ -413,16 +413,92 @@ def test_attention_by_anemoi(
     assert case.check(at_once.expected) <= 1e-2
 
 
-def test_gps(tmp_path: Path) -> None:
-    report, markdown, _ = run('gps', tmp_path, '--eager-only')
+def test_molecules(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'molecules', tmp_path, '--eager-only', '--parts', 'train,loader,first,evaluate'
+    )
     check_report(report, markdown)
+    train, making, evaluate = report['sections']  # the first epoch would compile
+    theirs = {'PyG, no workers', 'PyG, batches at hand'}
+    for section in (train, evaluate):
+        assert [cell['graph'] for cell in section['cells']] == ['GIN, 4 graphs', 'GPS, 4 graphs']
+        for cell in section['cells']:
+            assert cell['results'].keys() == {'ours, captured', 'ours, eager', *theirs}
+            assert all(result['error'] <= 1 for result in cell['results'].values())
+    assert all(cell['facts']["PyG's loader / ours"] > 0 for cell in train['cells'])
+    (cell,) = making['cells']
+    assert cell['results'].keys() == {'ours', 'ours, padded', 'PyG, no workers'}
+    assert all(result['error'] == 0 for result in cell['results'].values())
+
+
+def test_the_first_epoch_of_molecules(
+    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from benchmarks import _molecules, molecules
+
+    capture, folders = molecules.pyg_fast.capture, []
+    monkeypatch.setattr(
+        molecules.pyg_fast, 'capture', lambda *args, compile, **more: capture(*args, **more)
+    )
+
+    def in_this_process(command, env, **_):
+        folders.append(Path(env['TORCHINDUCTOR_CACHE_DIR']).parent)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            _molecules.main(command[4:])
+        return SimpleNamespace(returncode=0, stdout=out.getvalue())
+
+    monkeypatch.setattr(molecules, 'subprocess', SimpleNamespace(run=in_this_process, PIPE=None))
+    report, markdown, _ = run('molecules', tmp_path, '--parts', 'first', '--models', 'gin')
     (section,) = report['sections']
     (cell,) = section['cells']
-    assert cell['graph'] == '4 graphs'
-    assert cell['results'].keys() == {
-        'ours, captured', 'ours, eager', 'PyG', 'PyG, batches at hand',
-    }  # fmt: skip
-    assert all(result['error'] <= 1 for result in cell['results'].values())
+    assert not cell['results']
+    assert cell['facts'][molecules.COLD] > 0
+    assert cell['facts'][molecules.WARM] > 0
+    assert 1 <= cell['facts']['sizes'] <= 6
+    assert folders[0] == folders[1]
+    assert not folders[0].exists()
+
+
+def test_models_of_molecules(harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import _molecules, molecules
+
+    made, right = [], torch.compile
+
+    def traced(model=None, **options):  # and not translated into C++
+        if options != {'dynamic': True}:  # of ours
+            return right(model, **options)
+        made.append(model)
+        return right(model, backend='eager', dynamic=True)
+
+    monkeypatch.setattr(torch, 'compile', traced)
+    args = SimpleNamespace(width=20, depth=1, workers=(0,))
+    bench = SimpleNamespace(args=args, device=torch.device('cpu'), cuda=False)
+    for name, kind in _molecules.KINDS.items():
+        graphs = _molecules.molecules(8, kind.positions)
+        model = molecules.Model(kind, bench, graphs)
+        for size in (2, 4):
+            case = molecules.Training(model, graphs, size, bench)
+            for which in (molecules.EAGER, *[molecules.COMPILED] * (name == 'gin')):
+                losses = case.make(which)()
+                assert case.check(losses) <= 1, (name, which)
+            assert case.check(1.01 * losses) > 1
+    assert len(made) == 1  # for both sizes
+
+
+@pytest.mark.parametrize('change', ['', 'x', 'y', 'edge_attr', 'edge_index', 'batch'])
+def test_batches_of_molecules_are_compared(harness, change: str) -> None:
+    from benchmarks import _molecules, molecules
+
+    graphs = _molecules.molecules(8)
+    device = torch.device('cpu')
+    right = molecules.last_of(molecules.PyGLoader(graphs, 4, 0, device))
+    batch = molecules.last_of(_molecules.our_loader(graphs, 4, device, 'buckets'))
+    if change:
+        value = batch[change].clone()
+        value.view(-1)[0] += 1
+        batch[change] = value
+    assert (molecules.batch_error(right, batch) > 1) == bool(change)
 
 
 @pytest.mark.optional

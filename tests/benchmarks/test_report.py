@@ -131,6 +131,19 @@ def test_the_newest_rows_are_taken(tree: Tree) -> None:
     assert '(sums-nvidia-made-up.svg)' in page
 
 
+def test_molecules(tree: Tree) -> None:
+    eager, both = {'ours, eager': 9.0, 'PyG, 8 workers': 12.0}, {'ours, captured and compiled': 2.0}
+    title = 'A training step'
+    tree.add('gps', 1, {('32 graphs', 64): {**eager, **both}}, title, 'gps')
+    tree.add('old', 2, {('GIN, 32 graphs', 300): {**eager, **both}}, title, 'molecules')
+    tree.add('eager', 3, {('GIN, 32 graphs', 300): eager}, title, 'molecules')
+    tree.run()
+    page = tree.page('batches-of-small-graphs')
+    assert '| GIN, 32 graphs | 6.00 | 300 | 2.00 | 12.0 (PyG, 8 workers) | 9.00 |' in page
+    assert '| 32 graphs' not in page
+    assert '| Training on batches of molecules | 6.00 |' in tree.page()
+
+
 def test_a_chart_and_a_table_for_each_device(tree: Tree) -> None:
     tree.add('gpu', 3, {('reddit-like', 64): cell(2, 8), ('moby', 64): cell(4, 4)})
     tree.add('cpu', 2, {('moby', 64): cell(4, 3)}, device='CPU Made-Up')
