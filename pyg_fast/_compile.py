@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.export import ExportedProgram
 from torch.nn import Module
-from torch_geometric import EdgeIndex
+from torch_geometric import EdgeIndex, Index
 from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
@@ -22,6 +22,7 @@ from .graph.small_graphs import has_few_edges, small_graphs
 from .nn.message_passing import FusedPropagate
 from .ops._numbers import check_flag
 
+_REPRS = {kind: kind.__repr__ for kind in (EdgeIndex, Index)}
 _WIDE = 512  # With fewer edges than pay for so many features, kernels do not run.
 
 Options: TypeAlias = dict[str, str | int | bool | Callable[..., object]]  # of Inductor
@@ -153,9 +154,23 @@ def backend(
     replace_and_note(module)
     patches = dict(list_mode_options(mode)) if mode else {}
     patches |= options or {}
-    compiled = compile_fx(module, examples, config_patches=patches or None)
+    with _graphs_print_no_numbers():
+        compiled = compile_fx(module, examples, config_patches=patches or None)
     assert callable(compiled)
     return compiled
+
+
+@contextmanager
+def _graphs_print_no_numbers() -> Iterator[None]:
+    """Torch 2.11 prints what it compiles, also for nobody. PyG's graphs print numbers then, which
+    tensors of the compiler do not have: it would fail."""
+    try:
+        for kind in _REPRS:
+            kind.__repr__ = object.__repr__
+        yield
+    finally:
+        for kind, own in _REPRS.items():
+            kind.__repr__ = own
 
 
 def replace_and_note(module: torch.fx.GraphModule) -> int:

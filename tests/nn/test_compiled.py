@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from _pairs import pairs
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -721,6 +723,18 @@ def test_key_of_the_cache(of_batch: bool, device: torch.device) -> None:
         pyg_fast.compile(Own(lambda _, x_i, *__: x_i).to(device), dynamic=True)(x, graph, edge)
     assert counters['autograd_cache_bypass'] == 0
     assert counters['autograd_cache_saved'] + counters['autograd_cache_hit'] > 0
+
+
+def test_a_graph_of_the_compiler_prints() -> None:
+    """Torch 2.11 prints the inputs of what it compiles, whose numbers nobody knows."""
+    shapes = ShapeEnv()
+    with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode:
+        graph = mode.from_tensor(EdgeIndex([[0, 1], [1, 0]], sparse_size=(2, 2)))
+    before = EdgeIndex.__repr__
+    with pyg_fast._compile._graphs_print_no_numbers():
+        assert 'EdgeIndex' in repr(graph)
+    assert not shapes.pending_fresh_unbacked_symbols
+    assert EdgeIndex.__repr__ is before
 
 
 def test_layers_one_by_one(device: torch.device) -> None:
