@@ -226,7 +226,8 @@ def keep_block(
     graph = Graph(rowptr, col, None, None, None, None, num_src, num_dst, longest_row=longest_row)
     cache = keep_graph(edge_index, graph, loop_free, made)
     if hops is not None:
-        cache.hops = SampledHops(*map(tuple, hops))  # Their owner may write into lists.
+        edges, src, dst = hops  # Their owner may write into lists.
+        cache.hops = SampledHops(tuple(edges), tuple(src), tuple(dst))
 
 
 def keep_graph(

@@ -250,7 +250,7 @@ class Table:
         seen, now = self._seen, self._store._mapping
         if list(seen) != list(now) or not all(map(is_, seen.values(), now.values())):
             return False
-        return not any(column.is_stale for column in self._columns.values())
+        return not self._columns or not any(column.is_stale for column in self._columns.values())
 
     def _attributes(self) -> dict[str, object]:
         store, is_node_level = self._store, self._level == 'node'

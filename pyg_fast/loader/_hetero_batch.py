@@ -45,12 +45,11 @@ def build_hetero_batch(
     edges_of = _EdgesOf(part)
     for edge_type in graph.edge_types:
         assert edge_type is not None
-        store, e_id = stores[edge_type], part.e_id[edge_type]
-        is_sparse = graph.layout[edge_type] != 'edge_index'
+        store, edges = stores[edge_type], edges_of(edge_type)
+        is_sparse, e_id = graph.layout[edge_type] != 'edge_index', edges.e_id
         new, read = set_edges(
-            store, data[edge_type] if is_sparse else None, edges_of(edge_type),
-            graph.loop_free[edge_type],
-        )  # fmt: skip
+            store, data[edge_type] if is_sparse else None, edges, graph.loop_free[edge_type]
+        )
         tensors += new
         if read is not None:
             late.append(read)
@@ -58,7 +57,8 @@ def build_hetero_batch(
             put(store, 'e_id', e_id)
     for name in ('batch', 'num_sampled_nodes', 'num_sampled_edges'):
         for key, value in (getattr(part, name) or {}).items():
-            put(stores[key] if key in stores else out[key], name, value)
+            store = stores.get(key)
+            put(out[key] if store is None else store, name, value)
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors, late)
 

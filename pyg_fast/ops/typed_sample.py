@@ -338,18 +338,18 @@ class _TypedBatch:
             hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
             int(out_edges[-1]),
         )  # fmt: skip
-        sizes, starts, sums = total.tolist(), out_edges.tolist(), count.tolist()
-        row_starts, row_sizes = out_rows.tolist(), rows.tolist()
+        sizes, of_edges, of_rows = (
+            total.tolist(), _lengths(out_edges, count), _lengths(out_rows, rows)
+        )  # fmt: skip
         indptr = rowptr.long()
         return TypedSubgraph(
             list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
             [
                 ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
-                for begin, n in zip(starts, sums, strict=False)
+                for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
             ],
-            _parts(rowptr, row_starts, row_sizes), _parts(col, starts, sums),
-            _parts(e_id, starts, sums), nodes.T.tolist(), edges.T.tolist(),
-            _parts(indptr, row_starts, row_sizes),
+            _parts(rowptr, of_rows), _parts(col, of_edges), _parts(e_id, of_edges),
+            nodes.T.tolist(), edges.T.tolist(), _parts(indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
@@ -392,11 +392,14 @@ def _aligned(sizes: Ints) -> Ints:
     return out
 
 
-def _parts(whole: Tensor, starts: list[int], sizes: list[int]) -> list[Tensor]:
-    """The parts that begin at `starts`, whose last is the end: one call, with what pads them."""
-    lengths = []
-    for begin, end, size in zip(starts, starts[1:], sizes, strict=False):
-        lengths += [size, end - begin - size]
+def _lengths(starts: Ints, sizes: Ints) -> list[int]:
+    """Of each of the parts that begin at `starts`, whose last is the end, the size and how much
+    pads it."""
+    return np.stack([sizes, starts[1:] - starts[:-1] - sizes], 1).ravel().tolist()
+
+
+def _parts(whole: Tensor, lengths: list[int]) -> list[Tensor]:
+    """The parts of these :func:`_lengths`, without what pads them."""
     # Without what autograd keeps of views: these hold integers.
     return list(whole.unsafe_split_with_sizes(lengths)[::2])
 
