@@ -36,9 +36,10 @@ def build_hetero_batch(
                 put(store, name, value)
         late += [read._replace(store=store) for read in values.late]
         tensors += values.tensors()
+    given = dict(data.node_items())
     for node_type, n_id in part.n_id.items():
         store = stores[node_type]
-        if 'num_nodes' in data[node_type]:
+        if 'num_nodes' in given[node_type]:
             put(store, 'num_nodes', n_id.numel())
         if 'n_id' not in store:
             put(store, 'n_id', n_id)

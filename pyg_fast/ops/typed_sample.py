@@ -2,6 +2,7 @@
 for each seed."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ class Types(NamedTuple):
 
     def sizes(self) -> list[int]:
         """The number of nodes of each type."""
-        return np.diff(self.first_node).tolist()
+        return [end - begin for begin, end in pairwise(self.first_node)]
 
 
 class TypedGraph(NamedTuple):
