@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops._edges import is_capturing
+from ..sparse.graph import Graph
 from .batch_edge_index import BatchEdgeIndex
 from .prepared_graph import PreparedGraph
 
@@ -239,6 +240,8 @@ def tensors_of(value: object) -> Iterator[Tensor]:
 def _gpu_of(value: object) -> torch.device | None:
     """The GPU on which tensors of a value are, without the generators of :func:`tensors_of`: it is
     asked for each edge type of each batch."""
+    if isinstance(value, Graph):
+        value = value.rowptr  # All its tensors are on one device.
     if isinstance(value, Tensor):
         return value.device if value.is_cuda else None
     if isinstance(value, tuple):

@@ -74,6 +74,27 @@ class BatchEdgeIndex(EdgeIndex):
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
+def edges_of_batch(data: Tensor, rowptr: Tensor, num_src: int, num_dst: int) -> EdgeIndex:
+    r"""An :class:`~torch_geometric.EdgeIndex` of edges that are sorted by destination; with as many
+    sources as destinations a :class:`BatchEdgeIndex`.
+
+    It does not check the list, as the constructor does by cutting it: a batch has one for each edge
+    type.
+
+    Args:
+        data (Tensor): The list :math:`(2, |\mathcal{E}|)`, whose rows are contiguous.
+        rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
+        num_src, num_dst (int): Numbers of sources and destinations.
+    """
+    out: EdgeIndex = Tensor._make_wrapper_subclass(
+        BatchEdgeIndex if num_src == num_dst else EdgeIndex, size=data.size(),
+        strides=data.stride(), dtype=data.dtype, device=data.device, requires_grad=False,
+    )  # fmt: skip
+    out._data, out._sparse_size, out._sort_order = data, (num_src, num_dst), SortOrder.COL
+    out._is_undirected, out._indptr = False, rowptr
+    return out
+
+
 class DisjointEdgeIndex(BatchEdgeIndex):
     r"""The edges of a batch of graphs, which PyG's :meth:`batch[i]` cuts into those of one graph: a
     part is a plain tensor, since the size of the batch is not that of a graph."""

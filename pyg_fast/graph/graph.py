@@ -218,15 +218,16 @@ def keep_block(
         loop_free (bool): Whether there are no self-loops. (default: :obj:`False`)
         longest_row (int, optional): As in :class:`Graph`. (default: :obj:`None`)
         num_src (int, optional): Number of sources. (default: :obj:`None`, that of destinations)
-        made (Made, optional): Where the tensors were made. (default: :obj:`None`, on the current
-            stream)
+        made (Made, optional): Where the tensors were made, outside of a capture. (default:
+            :obj:`None`, on the current stream)
     """
     num_dst = rowptr.size(0) - 1
     num_src = num_dst if num_src is None else num_src
     graph = Graph(rowptr, col, None, None, None, None, num_src, num_dst, longest_row=longest_row)
     cache = keep_graph(edge_index, graph, loop_free, made)
     if hops is not None:
-        cache.hops = SampledHops(*map(tuple, hops))  # Their owner may write into lists.
+        edges, src, dst = hops  # Their owner may write into lists.
+        cache.hops = SampledHops(tuple(edges), tuple(src), tuple(dst))
 
 
 def keep_graph(
@@ -245,7 +246,7 @@ def keep_graph(
     """
     cache = cache_of(edge_index)
     cache.hops = SampledHops()
-    if is_capturing(cache.data):
+    if made is None and is_capturing(cache.data):
         return cache
     request = GraphRequest(graph.num_src, graph.num_dst, False)
     entry = cache.entries[request] = Entry(graph, False, made)

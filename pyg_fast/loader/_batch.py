@@ -13,10 +13,10 @@ from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor
 
 from ..graph._cache import Made, SampledHops
-from ..graph.batch_edge_index import BatchEdgeIndex
+from ..graph.batch_edge_index import edges_of_batch
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
-from ._pipeline import LateRead, PendingBatch
+from ._pipeline import LateRead, PendingBatch, put
 from ._subgraph import Subgraph
 
 
@@ -66,7 +66,7 @@ def build_batch(
         for key, value in values.items():
             out._store[key] = value
     tensors = [t for t in (*part, *part.metadata) if isinstance(t, Tensor)]
-    late = list(attributes.late)
+    late = [read._replace(store=out._store) for read in attributes.late]
     edges = Edges(
         part.edge_index, part.rowptr, part.col, part.e_id, part.num_nodes, part.num_nodes,
         part.hops, part.longest_row,
@@ -83,17 +83,8 @@ def build_batch(
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
 
-def put(store: BaseStorage, key: str, value: object) -> None:
-    """As `store[key] = value`, without PyG's checks, which count where a batch has many types. Only
-    for stores of a new batch, which know nothing of their attributes yet."""
-    if value is None:
-        store._mapping.pop(key, None)
-    else:
-        store._mapping[key] = value
-
-
 def set_edges(
-    out: BaseStorage, matrix_of: Any, edges: Edges, is_loop_free: bool, key: Any = None
+    out: BaseStorage, matrix_of: Any, edges: Edges, is_loop_free: bool
 ) -> tuple[list[Tensor], LateRead | None]:
     """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`, if given; returns
     the tensors made for them, or how to read the matrix later."""
@@ -108,7 +99,7 @@ def set_edges(
         def read() -> dict[str, object]:
             return {'adj_t': _build_adj_t(edges, matrix_of.adj_t)[0]}
 
-        return [], LateRead(read, [], key)
+        return [], LateRead(read, [], out)
     out.adj_t, parts = _build_adj_t(edges, matrix_of.adj_t)
     return parts, None
 
@@ -130,21 +121,11 @@ def build_edge_index(edges: Edges, is_loop_free: bool) -> EdgeIndex:
     if edges.rowptr is None or edges.col is None:
         return EdgeIndex(edges.edge_index, sparse_size=size)
     indptr = edges.rowptr.long() if edges.indptr is None else edges.indptr
-    if edges.num_src == edges.num_dst:
-        out: EdgeIndex = BatchEdgeIndex.of(edges.edge_index, indptr)
-    else:
-        out = EdgeIndex(edges.edge_index, sparse_size=size, sort_order='col')
-        out._indptr = indptr
+    out = edges_of_batch(edges.edge_index, indptr, *size)
     keep_block(
-        out,
-        edges.rowptr,
-        edges.col,
-        edges.hops,
-        is_loop_free,
-        edges.longest_row,
-        edges.num_src,
+        out, edges.rowptr, edges.col, edges.hops, is_loop_free, edges.longest_row, edges.num_src,
         edges.made,
-    )
+    )  # fmt: skip
     return out
 
 

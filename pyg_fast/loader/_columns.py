@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from operator import is_
 from typing import TypeGuard
 
 import numpy as np
@@ -157,7 +158,7 @@ class Column:
         value = self.value
         if is_plain(value, self._dim) and value.device == self._device and value.is_contiguous():
             self._check(value)
-            return _rows(value.detach(), index)
+            return _rows(value, index)
         return _select(value, index, self._dim, self._device)
 
     def _check(self, value: Tensor) -> None:
@@ -247,9 +248,9 @@ class Table:
         """Whether the store has what it had, and no copy is stale. To look which attributes belong
         to the rows takes longer, for each type of each batch."""
         seen, now = self._seen, self._store._mapping
-        if len(now) != len(seen) or any(column.is_stale for column in self._columns.values()):
+        if list(seen) != list(now) or not all(map(is_, seen.values(), now.values())):
             return False
-        return all(seen.get(key) is value for key, value in now.items())
+        return not self._columns or not any(column.is_stale for column in self._columns.values())
 
     def _attributes(self) -> dict[str, object]:
         store, is_node_level = self._store, self._level == 'node'

@@ -106,17 +106,22 @@ def drop_edges(
         for key in keys
     ])  # fmt: skip
     for key, edges in zip(keys, found, strict=True):
+        own = [edges.edge_index, edges.rowptr, edges.col]
+        own += [] if edges.e_id is None else [edges.e_id]
+        if indptr is not None:
+            indptr = {**indptr, key: edges.rowptr.long()}
+            own.append(indptr[key])
         part = part._replace(
             edge_index={**part.edge_index, key: edges.edge_index},
             rowptr={**part.rowptr, key: edges.rowptr}, col={**part.col, key: edges.col},
             e_id={**part.e_id, key: edges.e_id},
-            indptr=None if indptr is None else {**indptr, key: edges.rowptr.long()},
+            indptr=indptr,
             num_sampled_edges=(
                 None if by_type is None or edges.sizes is None else {**by_type, key: edges.sizes}
             ),
-            wholes=(),
+            wholes=(*part.wholes, *own) if part.wholes else (),
         )  # fmt: skip
-        by_type, indptr = part.num_sampled_edges, part.indptr
+        by_type = part.num_sampled_edges
     return part
 
 

@@ -86,20 +86,23 @@ class LocalFetcher:
     def fetch(self, part: Subgraph) -> Attributes:
         out = Attributes({}, {}, [])
         self.fetch_nodes(part.n_id, out)
-        self.fetch_edges(part.e_id, out)
+        self.fetch_edges(self._features.edge_columns(), part.e_id, out)
         return out
 
-    def fetch_edges(self, e_id: Tensor | None, out: Attributes) -> None:
+    def fetch_edges(self, columns: dict[str, Column], e_id: Tensor | None, out: Attributes) -> None:
         """Adds the edge-level attributes; None: the edges are not known."""
-        for key, column in self._features.edge_columns().items():
+        late = {}
+        for key, column in columns.items():
             if e_id is None:
                 out.edges[key] = None
             elif self._is_ahead and column.is_late:
-                out.late.append(_read_late(key, column, e_id))
+                late[key] = column
             else:
                 out.edges[key] = column.rows_at(e_id)
                 if column.on_host:
                     keep_until_read(self._device, column.source)
+        if late and e_id is not None:
+            out.late.append(_read_late(late, e_id))
 
     def fetch_nodes(self, n_id: Tensor, out: Attributes) -> None:
         """Adds the node-level attributes."""
@@ -110,13 +113,16 @@ class LocalFetcher:
         does_match = self._does_match and bool(on_host or shards)
         matched = self._previous.match(n_id) if does_match else None
         fetched = self._fetch_from_host(on_host, n_id, matched)
+        late = {}
         for key, column in columns.items():
             if column.on_host:
                 out.nodes[key] = fetched[key].clone() if does_match else fetched[key]
             elif self._is_ahead and column.is_late:
-                out.late.append(_read_late(key, column, n_id))
+                late[key] = column
             elif key not in shards:
                 out.nodes[key] = column.rows_at(n_id)
+        if late:
+            out.late.append(_read_late(late, n_id))
         if does_match:
             self._previous.replace(n_id, fetched)
         if shards:
@@ -189,6 +195,7 @@ class HeteroFetcher:
         self, features: HeteroFeatures, does_match: bool, meter: Meter, node_map: NodeMap,
         device: torch.device, is_ahead: bool,
     ) -> None:  # fmt: skip
+        self._features = features
         self._nodes, self._edges = (
             {
                 key: LocalFetcher(part, does_match, meter, node_map, device, is_ahead)
@@ -198,19 +205,16 @@ class HeteroFetcher:
         )
 
     def fetch(self, part: HeteroSubgraph) -> dict[Any, Attributes]:
-        """The attributes by type."""
+        """The attributes by type, of the types that have some."""
         out: dict[Any, Attributes] = {}
         for node_type, fetcher in self._nodes.items():
-            fetcher.fetch_nodes(part.n_id[node_type], _none_of(node_type, out))
-        for edge_type, fetcher in self._edges.items():
-            fetcher.fetch_edges(part.e_id[edge_type], _none_of(edge_type, out))
+            attributes = out[node_type] = Attributes({}, {}, [])
+            fetcher.fetch_nodes(part.n_id[node_type], attributes)
+        for edge_type, features in self._features.edges.items():
+            if columns := features.edge_columns():
+                attributes = out[edge_type] = Attributes({}, {}, [])
+                self._edges[edge_type].fetch_edges(columns, part.e_id[edge_type], attributes)
         return out
-
-
-def _none_of(key: Any, out: dict[Any, Attributes]) -> Attributes:
-    """The attributes of a type, which has none yet."""
-    out[key] = Attributes({}, {}, [])
-    return out[key]
 
 
 class _PreviousShards:
@@ -241,5 +245,6 @@ class _PreviousShards:
         return rows
 
 
-def _read_late(key: str, column: Column, index: Tensor) -> LateRead:
-    return LateRead(lambda: {key: column.rows_at(index)}, [])  # The batch has the index.
+def _read_late(columns: dict[str, Column], index: Tensor) -> LateRead:
+    # The batch has the index.
+    return LateRead(lambda: {key: column.rows_at(index) for key, column in columns.items()}, [])

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import HeteroData
+from torch_geometric.data.storage import BaseStorage
 
 from ..graph._cache import Made, SampledHops
 from ..graph.csr import perm_name
-from ._batch import Attributes, Edges, put, set_edges
+from ._batch import Attributes, Edges, set_edges
 from ._hetero_subgraph import EdgeType, HeteroSubgraph
-from ._pipeline import LateRead, PendingBatch
+from ._pipeline import LateRead, PendingBatch, put
 from ._typed_structure import TypedStructure
 
 
@@ -21,53 +22,68 @@ def build_hetero_batch(
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data` with the sampled nodes and edges of each type."""
     out = copy.copy(data)
-    stores, given = ({store._key: store for store in d.stores[1:]} for d in (out, data))
+    stores: dict[Any, BaseStorage] = {**dict(out.node_items()), **dict(out.edge_items())}
     tensors: list[Tensor] = part.tensors()
     late: list[LateRead] = []
-    for key, values in attributes.items():
-        store = stores[key]
+    for edge_type in graph.edge_types:
+        store = stores[edge_type]
         if (name := perm_name(store)) is not None:
             store.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
+    for key, values in attributes.items():
+        store = stores[key]
         for parts in (values.nodes, values.edges):
             for name, value in parts.items():
                 put(store, name, value)
-        late += [read._replace(key=key) for read in values.late]
+        late += [read._replace(store=store) for read in values.late]
         tensors += values.tensors()
+    given = dict(data.node_items())
     for node_type, n_id in part.n_id.items():
         store = stores[node_type]
         if 'num_nodes' in given[node_type]:
             put(store, 'num_nodes', n_id.numel())
         if 'n_id' not in store:
             put(store, 'n_id', n_id)
-    some = next(iter(part.n_id.values()))
-    made = Made(some.device) if some.is_cuda else None
+    edges_of = _EdgesOf(part)
     for edge_type in graph.edge_types:
         assert edge_type is not None
-        store, e_id = stores[edge_type], part.e_id[edge_type]
-        is_sparse = graph.layout[edge_type] != 'edge_index'
+        store, edges = stores[edge_type], edges_of(edge_type)
+        is_sparse, e_id = graph.layout[edge_type] != 'edge_index', edges.e_id
         new, read = set_edges(
-            store, given[edge_type] if is_sparse else None, _edges_of(part, edge_type, made),
-            graph.loop_free[edge_type], edge_type,
-        )  # fmt: skip
+            store, data[edge_type] if is_sparse else None, edges, graph.loop_free[edge_type]
+        )
         tensors += new
-        late += [] if read is None else [read]
-        if e_id is not None and 'e_id' not in store:
+        if read is not None:
+            late.append(read)
+        if e_id is not None and 'e_id' not in store._mapping:
             put(store, 'e_id', e_id)
     for name in ('batch', 'num_sampled_nodes', 'num_sampled_edges'):
         for key, value in (getattr(part, name) or {}).items():
-            put(stores[key] if key in stores else out[key], name, value)
+            store = stores.get(key)
+            put(out[key] if store is None else store, name, value)
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors, late)
 
 
-def _edges_of(part: HeteroSubgraph, key: EdgeType, made: Made | None) -> Edges:
-    hops = None
-    if part.is_by_hop and part.num_sampled_nodes is not None and part.num_sampled_edges is not None:
-        nodes = part.num_sampled_nodes
-        hops = SampledHops(part.num_sampled_edges[key], nodes[key[0]], nodes[key[2]])
-    indptr = None if part.indptr is None else part.indptr[key]
-    return Edges(
-        part.edge_index[key], part.rowptr.get(key), part.col.get(key), part.e_id[key],
-        part.n_id[key[0]].numel(), part.n_id[key[2]].numel(), hops, part.longest_row[key],
-        indptr, made,
-    )  # fmt: skip
+class _EdgesOf:
+    """The edges of each type of a batch. What types share is found once."""
+
+    def __init__(self, part: HeteroSubgraph) -> None:
+        self._part = part
+        self._sizes = {key: n_id.numel() for key, n_id in part.n_id.items()}
+        self._nodes: dict[str, tuple[int, ...]] | None = None  # by hop
+        if part.is_by_hop and part.num_sampled_nodes is not None:
+            self._nodes = {key: tuple(counts) for key, counts in part.num_sampled_nodes.items()}
+        some = next(iter(part.n_id.values()))
+        self._made = Made(some.device) if some.is_cuda else None
+
+    def __call__(self, key: EdgeType) -> Edges:
+        part, hops = self._part, None
+        if self._nodes is not None and part.num_sampled_edges is not None:
+            edges = part.num_sampled_edges[key]
+            hops = SampledHops(edges, self._nodes[key[0]], self._nodes[key[2]])
+        indptr = None if part.indptr is None else part.indptr[key]
+        return Edges(
+            part.edge_index[key], part.rowptr.get(key), part.col.get(key), part.e_id[key],
+            self._sizes[key[0]], self._sizes[key[2]], hops, part.longest_row[key], indptr,
+            self._made,
+        )  # fmt: skip

@@ -176,19 +176,21 @@ class LinkSeeds:
         num_pos, label, time = positions.numel(), at(self.label), at(self.time)
         input_id = positions if self.input_id is None else self.input_id[positions]
         input_id = input_id.to(device, non_blocking=True)
-        src, dst = self.links[:, positions].to(device, non_blocking=True)
-        dropped = self._dropped(torch.stack([src, dst]))
+        links = self.links[:, positions].to(device, non_blocking=True)
+        dropped = self._dropped(links)
+        src, dst = links
 
         # Of each end of a link, also of a negative one, the number of its positive link.
         number = torch.arange(num_pos, device=device)
-        numbers = [number, number]
+        numbers = [[number], [number]]
         sampling = self.input.neg_sampling
         is_triplet = sampling is not None and sampling.is_triplet()
         if sampling is not None:
             count = math.ceil(num_pos * sampling.amount)
-            number = torch.arange(count, device=device) % max(1, num_pos)
+            if count != num_pos:
+                number = torch.arange(count, device=device) % max(1, num_pos)
             negative = self._draw(src, number, time, mix_seeds(seed, 3))
-            dst, numbers[1] = torch.cat([dst, negative[1]]), torch.cat([numbers[1], number])
+            dst, numbers[1] = torch.cat([dst, negative[1]]), [*numbers[1], number]
             if not is_triplet:
                 src, numbers[0] = torch.cat([src, negative[0]]), numbers[1]
                 label = torch.ones(num_pos, device=device) if label is None else label
@@ -197,9 +199,10 @@ class LinkSeeds:
         nodes, local, num_nodes = self._seeds_of(src, dst)
         batch = seed_time = None
         if self.options.has_roots:
-            batch = torch.cat(numbers)
+            batch = torch.cat([*numbers[0], *numbers[1]])
             if time is not None:
-                seed_time = self._by_type(*(time.long()[number] for number in numbers))
+                of_src, of_dst = (time.long()[torch.cat(parts)] for parts in numbers)
+                seed_time = self._by_type(of_src, of_dst)
         metadata: tuple[object, ...]
         if sampling is not None and is_triplet:
             # Negatives of a link are as far apart as the batch has links.
@@ -207,7 +210,7 @@ class LinkSeeds:
             other = other.view(int(sampling.amount), num_pos).t().contiguous().squeeze(-1)
             metadata = input_id, local[0], positive, other, time
         else:
-            label_time = None if time is None else time[numbers[0]]
+            label_time = None if time is None else time[torch.cat(numbers[0])]
             metadata = input_id, torch.stack(local), label, label_time
         return SeedBatch(nodes, metadata, seed_time, num_nodes, batch, dropped)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from ..ops._hash import mix64_, shifted
+from ..ops._reference import mixed_bits
 from ._drop import is_in
 
 _TRIES = 8  # draws by weight that may hit edges
@@ -23,9 +24,8 @@ def _signed(number: int) -> int:
 def random_bits(seed: int, num_draws: int, count: int, device: torch.device) -> Tensor:
     """64 random bits for each of `count` numbers in each draw, as ``csrc/params/random.h`` has
     them."""
-    draw = torch.arange(num_draws)[:, None]  # on the CPU: for so few numbers, launches take longer
-    start = mix64_(draw * _signed(0xD1342543DE82EF95) + _signed(seed))
-    start = start.to(device, non_blocking=True)
+    starts = [mixed_bits((seed + k * 0xD1342543DE82EF95) % 2**64) for k in range(num_draws)]
+    start = torch.tensor([[_signed(bits)] for bits in starts]).to(device, non_blocking=True)
     number = torch.arange(count, device=device)
     return mix64_(start + number * _signed(0x9E3779B97F4A7C15))
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch_geometric.data.storage import BaseStorage
 
 from ._stats import Meter, on_stream
 
@@ -28,7 +29,7 @@ class LateRead(NamedTuple):
 
     read: Callable[[], dict[str, object]]
     tensors: list[Tensor]  # what it reads that another stream wrote
-    key: Any = None  # the type of nodes or edges that has them
+    store: BaseStorage | None = None  # of the batch, once that is made
 
 
 class PendingBatch(NamedTuple):
@@ -43,11 +44,19 @@ class PendingBatch(NamedTuple):
         if self.late:
             with meter.measure('fetch'):
                 for item in self.late:
-                    batch = self.batch
-                    store = batch._store if item.key is None else batch[item.key]
+                    assert item.store is not None
                     for key, value in item.read().items():
-                        store[key] = value
+                        put(item.store, key, value)
         return self.batch
+
+
+def put(store: BaseStorage, key: str, value: object) -> None:
+    """As `store[key] = value`, without PyG's checks, which count where a batch has many types. Only
+    for stores of a new batch, which know nothing of their attributes yet."""
+    if value is None:
+        store._mapping.pop(key, None)
+    else:
+        store._mapping[key] = value
 
 
 Batches: TypeAlias = Generator[PendingBatch, None, None]

@@ -1,5 +1,7 @@
 """Samples the subgraph of a batch with types, times or a subgraph for each seed."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
@@ -43,10 +45,7 @@ def sample_typed_batch(
         graph.graph, _typed_seeds(graph, seeds, options.has_roots), rules, seed, node_map,
         is_induced,
     )  # fmt: skip
-    longest = [
-        None if is_induced or min(by_hop) < 0 else max(by_hop)
-        for by_hop in zip(*rules.fanouts, strict=True)
-    ]
+    longest = (None,) * len(rules.longest) if is_induced else rules.longest
     if graph.node_types == (None,):
         return _to_subgraph(out, seeds, longest[0])
     return _to_hetero_subgraph(out, graph, seeds, longest)
@@ -68,15 +67,19 @@ def _typed_seeds(graph: TypedStructure, seeds: SeedBatch, has_roots: bool) -> Ty
     if has_roots:
         device = parts[0].device
         roots = torch.arange(count, dtype=torch.int32, device=device)
-        root = torch.cat([
+        root = _joined([
             roots[first_root[key] : first_root[key] + nodes[key].numel()]  # type: ignore[index]
             for key in order
         ])  # fmt: skip
         if isinstance(seeds.time, dict):
-            time = torch.cat([seeds.time[key] for key in nodes])  # type: ignore[index]
+            time = _joined([seeds.time[key] for key in nodes])  # type: ignore[index]
         else:
             time = seeds.time
-    return TypedSeeds(torch.cat(parts), tuple(sizes), root, time)
+    return TypedSeeds(_joined(parts), tuple(sizes), root, time)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _to_subgraph(out: TypedSubgraph, seeds: SeedBatch, longest_row: int | None) -> Subgraph:
@@ -91,12 +94,13 @@ def _to_subgraph(out: TypedSubgraph, seeds: SeedBatch, longest_row: int | None) 
 
 
 def _to_hetero_subgraph(
-    out: TypedSubgraph, graph: TypedStructure, seeds: SeedBatch, longest: list[int | None]
-) -> HeteroSubgraph:
-    def by_node_type(values: list) -> dict:
+    out: TypedSubgraph, graph: TypedStructure, seeds: SeedBatch,
+    longest: tuple[int | None, ...],
+) -> HeteroSubgraph:  # fmt: skip
+    def by_node_type(values: Sequence) -> dict:
         return dict(zip(graph.node_types, values, strict=True))
 
-    def by_edge_type(values: list) -> dict:
+    def by_edge_type(values: Sequence) -> dict:
         return dict(zip(graph.edge_types, values, strict=True))
 
     edges = out.num_sampled_edges

@@ -2,6 +2,7 @@
 for each seed."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class Types(NamedTuple):
     num_edges: tuple[int, ...]
     longest: tuple[int, ...]  # the most edges of a row
     table: Tensor  # as kernels read it, on the device
+    dst: Ints  # the second of `ends`
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Types(NamedTuple):
         return cls(
             first_node, tuple(ends), tuple(num_edges), tuple(longest),
             torch.tensor(table, dtype=torch.int64, device=device).view(len(ends), 6),
+            np.array([dst for _, dst in ends], dtype=np.int64),
         )  # fmt: skip
 
     @property
@@ -64,7 +67,7 @@ class Types(NamedTuple):
 
     def sizes(self) -> list[int]:
         """The number of nodes of each type."""
-        return np.diff(self.first_node).tolist()
+        return [end - begin for begin, end in pairwise(self.first_node)]
 
 
 class TypedGraph(NamedTuple):
@@ -102,6 +105,7 @@ class Rules(NamedTuple):
     replace: bool = False
     last: bool = False  # only the latest edges
     max_age: int | None = None
+    longest: tuple[int | None, ...] = ()  # the most edges of a row by type; None: no bound
 
     @classmethod
     def of(
@@ -109,7 +113,10 @@ class Rules(NamedTuple):
         last: bool = False, max_age: int | None = None,
     ) -> 'Rules':  # fmt: skip
         table = torch.tensor(fanouts, dtype=torch.int64, device=device).view(len(fanouts), -1)
-        return cls(tuple(map(tuple, fanouts)), table, replace, last, max_age)
+        longest = [
+            None if min(by_hop) < 0 else max(by_hop) for by_hop in zip(*fanouts, strict=True)
+        ]
+        return cls(tuple(map(tuple, fanouts)), table, replace, last, max_age, tuple(longest))
 
 
 class TypedSubgraph(NamedTuple):
@@ -192,15 +199,16 @@ class _TypedBatch:
         hops, nodes, edges = (
             len(self.rules.fanouts), len(self.types.first_node) - 1, len(self.types.ends)
         )  # fmt: skip
-        sections = (hops + 1) * nodes + 1, (hops + 1) * nodes, (hops + 1) * edges + 1
-        ends = np.cumsum([0, *sections, hops * edges + 1, edges]).tolist()
-        self.of_nodes, self.of_before, self.of_work, self.of_edges, _ = (
-            slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)
-        )
-        out = np.zeros(ends[-1], dtype=np.int64)
-        out[1 : nodes + 1] = np.cumsum(self.seeds.sizes)
-        work = [self.seeds.sizes[dst] for _, dst in self.types.ends]
-        out[self.of_work][1 : edges + 1] = np.cumsum(work)
+        before = (hops + 1) * nodes + 1
+        work = before + (hops + 1) * nodes
+        drawn = work + (hops + 1) * edges + 1
+        first_new = drawn + hops * edges + 1
+        self.of_nodes, self.of_before = slice(0, before), slice(before, work)
+        self.of_work, self.of_edges = slice(work, drawn), slice(drawn, first_new)
+        out = np.zeros(first_new + edges, dtype=np.int64)
+        sizes = np.array(self.seeds.sizes, dtype=np.int64)
+        sizes.cumsum(out=out[1 : nodes + 1])
+        sizes[self.types.dst].cumsum(out=out[work + 1 : work + edges + 1])
         return out
 
     def _reserve(self) -> None:
@@ -252,9 +260,9 @@ class _TypedBatch:
         """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
         types = self.types
         distinct = self.root is None
-        edges = self._most_edges(hop, fanouts)
+        edges = None if self.knows_sizes else self._most_edges(hop, fanouts)
         guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
-        if self.knows_sizes or self.max_edges + sum(edges) > guessed:
+        if edges is None or self.max_edges + sum(edges) > guessed:
             edges = self._read_sizes(hop)
         self.max_edges += sum(edges)
         new = [0] * (len(types.first_node) - 1)
@@ -308,21 +316,22 @@ class _TypedBatch:
         hops, node_types, _ = self.sizes
         num_types = len(self.types.ends)
         counts = self.counts.cpu().numpy()
-        nodes = np.diff(counts[self.of_nodes]).reshape(hops + 1, node_types)
-        edges = np.diff(counts[self.of_edges]).reshape(hops, num_types)
+        node_ends, edge_ends = counts[self.of_nodes], counts[self.of_edges]
+        nodes = (node_ends[1:] - node_ends[:-1]).reshape(hops + 1, node_types)
+        edges = (edge_ends[1:] - edge_ends[:-1]).reshape(hops, num_types)
         before = counts[self.of_before].reshape(hops + 1, node_types)
         total, count = nodes.sum(0), edges.sum(0)
-        first = np.cumsum(total) - total
-        node_shift = first + before - counts[self.of_nodes][:-1].reshape(nodes.shape)
+        first = total.cumsum() - total
+        node_shift = first + before - node_ends[:-1].reshape(nodes.shape)
         out_edges = _aligned(count)
-        done = np.cumsum(edges, 0) - edges
-        edge_shift = out_edges[:-1] + done - counts[self.of_edges][:-1].reshape(edges.shape)
-        rows = np.array([total[dst] + 1 for _, dst in self.types.ends], dtype=np.int64)
+        done = edges.cumsum(0) - edges
+        edge_shift = out_edges[:-1] + done - edge_ends[:-1].reshape(edges.shape)
+        rows = total[self.types.dst] + 1
         out_rows = _aligned(rows)
         layout = np.concatenate([
             self.types.first_node[:-1], node_shift.ravel(), edge_shift.ravel(), out_edges[:-1],
             count, out_rows[:-1],
-        ]).astype(np.int64)  # fmt: skip
+        ])  # fmt: skip
         n_id, root, rowptr, col, ends, e_id = ops.take_typed.default(
             self.types.table, self.counts,
             torch.from_numpy(layout).to(self.device, non_blocking=True), self.n_id, self.root,
@@ -330,16 +339,18 @@ class _TypedBatch:
             hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
             int(out_edges[-1]),
         )  # fmt: skip
-        sizes, starts, sums = total.tolist(), out_edges.tolist(), count.tolist()
-        row_starts, row_sizes = out_rows.tolist(), rows.tolist()
+        sizes, of_edges, of_rows = (
+            total.tolist(), _lengths(out_edges, count), _lengths(out_rows, rows)
+        )  # fmt: skip
         indptr = rowptr.long()
-        pairs = _parts(ends, [2 * k for k in starts], [2 * n for n in sums])
         return TypedSubgraph(
             list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
-            [pair.view(2, n) for pair, n in zip(pairs, sums, strict=True)],
-            _parts(rowptr, row_starts, row_sizes), _parts(col, starts, sums),
-            _parts(e_id, starts, sums), nodes.T.tolist(), edges.T.tolist(),
-            _parts(indptr, row_starts, row_sizes),
+            [
+                ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
+                for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
+            ],
+            _parts(rowptr, of_rows), _parts(col, of_edges), _parts(e_id, of_edges),
+            nodes.T.tolist(), edges.T.tolist(), _parts(indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
@@ -377,16 +388,21 @@ class _TypedBatch:
 
 def _aligned(sizes: Ints) -> Ints:
     """Where parts of these sizes begin, each at a multiple of 16 bytes, and where the last ends."""
-    padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(padded)])
+    out = np.zeros(len(sizes) + 1, dtype=np.int64)
+    (-(-sizes // _ALIGNMENT) * _ALIGNMENT).cumsum(out=out[1:])
+    return out
 
 
-def _parts(whole: Tensor, starts: list[int], sizes: list[int]) -> list[Tensor]:
-    """The parts that begin at `starts`, whose last is the end: one call, with what pads them."""
-    lengths = []
-    for begin, end, size in zip(starts, starts[1:], sizes, strict=False):
-        lengths += [size, end - begin - size]
-    return list(whole.split(lengths)[::2])
+def _lengths(starts: Ints, sizes: Ints) -> list[int]:
+    """Of each of the parts that begin at `starts`, whose last is the end, the size and how much
+    pads it."""
+    return np.stack([sizes, starts[1:] - starts[:-1] - sizes], 1).ravel().tolist()
+
+
+def _parts(whole: Tensor, lengths: list[int]) -> list[Tensor]:
+    """The parts of these :func:`_lengths`, without what pads them."""
+    # Without what autograd keeps of views: these hold integers.
+    return list(whole.unsafe_split_with_sizes(lengths)[::2])
 
 
 @fake('take_typed')

@@ -18,6 +18,7 @@ from torch_geometric.utils import trim_to_layer
 
 from pyg_fast.graph import graph_of
 from pyg_fast.loader import FastNeighborLoader
+from tests._profile import ops_of
 from tests.loader._graphs import equal, random_data
 from tests.loader._hetero import EDGES, NODES, check_hetero, expected, random_hetero
 from tests.loader._parts import _columns, mix_seeds
@@ -378,6 +379,21 @@ def test_edited_features() -> None:
     for batch in loader:
         assert torch.equal(batch['author'].x, data['author'].x[batch['author'].n_id])
         assert torch.equal(batch['author'].z, batch['author'].n_id)
+
+
+def test_types_of_edges_are_only_cut_from_joint_tensors() -> None:
+    """Where a batch has many types, calls of PyTorch take longer than their work."""
+
+    def calls(num_types: int) -> dict[str, int]:
+        data = HeteroData()
+        data['paper'].x = torch.randn(20, 3)
+        for k in range(num_types):
+            data['paper', f'cites_{k}', 'paper'].edge_index = torch.randint(20, (2, 60))
+        loader = FastNeighborLoader(data, [2], 4, ('paper', [0, 1, 2, 3]))
+        return ops_of(lambda: next(iter(loader)))
+
+    few, many = calls(10), calls(30)
+    assert {op for op in many if many[op] != few[op]} == {'aten::as_strided'}  # split calls it, too
 
 
 def test_copies_and_calls() -> None:

@@ -432,6 +432,16 @@ def test_no_edge_of_links_in_bidirectional_batches(device: torch.device) -> None
         assert not links & edges
 
 
+def test_few_tensors_hold_a_batch_without_dropped_edges() -> None:
+    """The stream that uses a batch is told of each of them."""
+    data = random_hetero()
+    links = data[WRITES].edge_index
+    core = loader_of(data, WRITES, links, num_neighbors=[3, 3], drop_seed_edges=True)._core
+    with core._borrow_node_map() as node_map:
+        part = core._sample(torch.arange(9), 0, node_map)
+    assert len(part.tensors()) < 3 * len(EDGES)
+
+
 def test_dropped_edges_are_trimmed_with_the_rest(device: torch.device) -> None:
     data = random_hetero()
     links = data[WRITES].edge_index
