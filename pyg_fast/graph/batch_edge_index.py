@@ -24,7 +24,8 @@ class BatchEdgeIndex(EdgeIndex):
 
     Code that :func:`torch.compile` makes with :obj:`dynamic=True` for one batch runs for all: a
     size is a guard only where code reads it. Of an :class:`~torch_geometric.EdgeIndex` it always
-    is.
+    is. Its rows are plain tensors: each operation of a :class:`~torch_geometric.Index` runs Python,
+    which on small graphs takes longer than the operation.
     """
 
     @classmethod
@@ -61,6 +62,8 @@ class BatchEdgeIndex(EdgeIndex):
         cls, func: OpOverload, types: Iterable[type], args: tuple = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:  # fmt: skip
+        if func in _ROWS and (len(args) == 1 or args[1] in (0, -2)):
+            return func(args[0]._data, *args[1:], **(kwargs or {}))
         if func is torch.ops.aten.slice.Tensor and type(args[0]._data) is not Tensor:
             # Compiled `trim_to_layer`: Dynamo cannot trace the `sparse_resize_` of an EdgeIndex.
             return func(args[0]._data, *args[1:], **(kwargs or {}))
@@ -121,6 +124,7 @@ def cache_key(edge_index: EdgeIndex) -> str:
     return str((type(edge_index).__qualname__, str(edge_index.shape), parts, str(context)))
 
 
+_ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
 _COPIES = {
     torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.alias.default,
     torch.ops.aten._pin_memory.default,

@@ -45,6 +45,15 @@ def test_is_an_edge_index(batches: list[Data]) -> None:
     assert_same(edges.sort_by('row').values, plain.sort_by('row').values)
 
 
+def test_rows_are_plain(batches: list[Data]) -> None:
+    edges = batches[0].edge_index
+    rows = [*edges, edges[0], edges[1], edges[-2], edges[-1], *edges.unbind(), *edges.unbind(-2)]
+    assert all(type(row) is Tensor for row in rows)
+    for k, row in enumerate(rows):
+        assert row.equal(edges.as_tensor()[k % 2])
+    assert [one.tolist() for one in edges.unbind(1)] == edges.as_tensor().t().tolist()
+
+
 def test_copies(batches: list[Data], device: torch.device) -> None:
     edges = batches[0].edge_index
     for other in (
