@@ -26,24 +26,30 @@ struct GroupOf {
   static constexpr int of(int lane) { return lane / C; }
 };
 
-// The groups of G lanes of a, then b, each with its halves added.
-template <typename Acc, int V, int G>
-PYG_FAST_INLINE Vec<Acc, V> halved(Vec<Acc, V> a, Vec<Acc, V> b) {
+// The groups of G lanes of a, then b, each with its halves combined by f.
+template <typename Acc, int V, int G, typename F>
+PYG_FAST_INLINE Vec<Acc, V> halved(Vec<Acc, V> a, Vec<Acc, V> b, const F& f) {
   using Lanes = std::make_integer_sequence<int, V>;
-  return shuffled<HalfOfGroup<G, 0>, Acc, V>(a, b, Lanes{}) +
-         shuffled<HalfOfGroup<G, G / 2>, Acc, V>(a, b, Lanes{});
+  return f(shuffled<HalfOfGroup<G, 0>, Acc, V>(a, b, Lanes{}),
+           shuffled<HalfOfGroup<G, G / 2>, Acc, V>(a, b, Lanes{}));
 }
 
-// The sums of groups of C lanes of the C vectors that `next` returns one after another: V numbers.
-template <typename Acc, int V, int C, int G = 1, typename Next>
-PYG_FAST_INLINE Vec<Acc, V> group_sums(const Next& next) {
+// Groups of C lanes of the C vectors that `next` returns one after another, each combined into one
+// number: V numbers.
+template <typename Acc, int V, int C, int G = 1, typename Next, typename F>
+PYG_FAST_INLINE Vec<Acc, V> group_folds(const Next& next, const F& f) {
   if constexpr (G == C) {
     return next();
   } else {
-    const auto a = group_sums<Acc, V, C, 2 * G>(next);
-    const auto b = group_sums<Acc, V, C, 2 * G>(next);
-    return halved<Acc, V, 2 * G>(a, b);
+    const auto a = group_folds<Acc, V, C, 2 * G>(next, f);
+    const auto b = group_folds<Acc, V, C, 2 * G>(next, f);
+    return halved<Acc, V, 2 * G>(a, b, f);
   }
+}
+
+template <typename Acc, int V, int C, typename Next>
+PYG_FAST_INLINE Vec<Acc, V> group_sums(const Next& next) {
+  return group_folds<Acc, V, C>(next, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
 }
 
 // The first V / C lanes, each C times.

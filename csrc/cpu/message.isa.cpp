@@ -131,6 +131,8 @@ PYG_FAST_INLINE V<Acc> fetch_rows(const Rows<Acc, kIn>& rows, int k, int64_t i) 
   constexpr int kPart = kWidth<Acc> / R;
   if constexpr (kStride == 1) {
     if (rows.index[k] == nullptr && rows.row[k] == kPart) return load<kWidth<Acc>>(rows.at(k, i));
+  } else if (rows.index[k] == nullptr && rows.row[k] == 1) {
+    return repeated<Acc, kWidth<Acc>, kPart>(load_part<Acc>(rows.at(k, i), R));
   }
   Vec<Acc, kPart> part[R];
   PYG_FAST_UNROLL
@@ -143,13 +145,14 @@ PYG_FAST_INLINE V<Acc> fetch_rows(const Rows<Acc, kIn>& rows, int k, int64_t i) 
 }
 
 // Calls f with vectors of R rows each. Returns the number of rows that are done.
-template <typename Acc, int R, int kA, int kB, int kIn, typename F>
+template <typename Acc, int R, int kA, int kB, int kC, int kIn, typename F>
 PYG_FAST_INLINE int64_t packed_rows(const Rows<Acc, kIn>& rows, const F& f) {
   int64_t i = 0;
   for (; i + R <= rows.count; i += R) {
     V<Acc> v[kIn];
     v[0] = fetch_rows<Acc, R, kA>(rows, 0, i);
-    if constexpr (kIn == 2) v[1] = fetch_rows<Acc, R, kB>(rows, 1, i);
+    if constexpr (kIn > 1) v[1] = fetch_rows<Acc, R, kB>(rows, 1, i);
+    if constexpr (kIn > 2) v[2] = fetch_rows<Acc, R, kC>(rows, 2, i);
     store<kWidth<Acc>>(rows.out + i * rows.n, f(v));
   }
   return i;
@@ -163,9 +166,9 @@ PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
                               kB >= 0 || kIn < 2 ? kB : rows.inner[kIn > 1 ? 1 : 0],
                               kC >= 0 ? kC : rows.inner[kIn - 1]};
   int64_t i = 0;
-  if constexpr (kA >= 0 && (kIn == 1 || kB >= 0) && kIn < 3 && kV >= 8) {
-    if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2, kA, kB>(rows, f);
-    if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4, kA, kB>(rows, f);
+  if constexpr (kA >= 0 && (kIn < 2 || kB >= 0) && (kIn < 3 || kC >= 0) && kV >= 8) {
+    if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2, kA, kB, kC>(rows, f);
+    if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4, kA, kB, kC>(rows, f);
   }
   for (; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
@@ -429,6 +432,61 @@ PYG_FAST_INLINE void reduce_columns(const Rows<Acc, 1>& rows, int64_t c, Acc neu
   }
 }
 
+// Combines each row of C numbers, or of a multiple of C where that is a vector, into a number of
+// `out`: a vector of numbers at a time, also of the last rows, so that the order of sums is the same.
+template <typename Acc, int C, typename F>
+void reduce_groups(const Rows<Acc, 1>& rows, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  for (int64_t i = 0; i < rows.count; i += kV) {
+    const int64_t count = std::min<int64_t>(kV, rows.count - i);
+    const Acc* p = rows.at(0, i);
+    int64_t left = C < kV ? count * C : count;  // numbers, or rows
+    const auto next = [&]() PYG_FAST_ALWAYS {
+      V<Acc> v = {};
+      if constexpr (C < kV) {
+        v = left >= kV ? load<kV>(p) : load_part<Acc>(p, std::max<int64_t>(left, 0));
+        left -= kV;
+        p += kV;
+      } else if (left > 0) {
+        v = load<kV>(p);
+        for (int64_t c = kV; c < rows.n; c += kV) v = f(v, load<kV>(p + c));
+        --left;
+        p += rows.row[0];
+      }
+      return v;
+    };
+    const V<Acc> v = group_folds<Acc, kV, C>(next, f);
+    Acc* out = rows.out + i;
+    if (count == kV) {
+      store<kV>(out, f(load<kV>(out), v));
+    } else {
+      store_part<Acc>(out, f(load_part<Acc>(out, count), v), count);
+    }
+  }
+}
+
+// Whether `reduce_groups` did it.
+template <typename Acc, typename F>
+bool reduced_groups(const Rows<Acc, 1>& rows, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  if (rows.index[0] != nullptr || rows.inner[0] != 1 || rows.out_row != 1) return false;
+  const bool is_dense = rows.row[0] == rows.n;
+  if (rows.n > 0 && rows.n % kV == 0 && rows.n <= kSumBlock * kV) {
+    reduce_groups<Acc, kV>(rows, f);
+    return true;
+  }
+  if constexpr (kV > 2) {
+    if (is_dense && rows.n == 2) return reduce_groups<Acc, 2>(rows, f), true;
+  }
+  if constexpr (kV > 4) {
+    if (is_dense && rows.n == 4) return reduce_groups<Acc, 4>(rows, f), true;
+  }
+  if constexpr (kV > 8) {
+    if (is_dense && rows.n == 8) return reduce_groups<Acc, 8>(rows, f), true;
+  }
+  return false;
+}
+
 // Combines the operand into `out`, whose inner stride is 1 or (`across`) 0.
 template <typename Acc, typename F>
 void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f) {
@@ -448,6 +506,7 @@ void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f)
     }
     return;
   }
+  if (across && reduced_groups<Acc>(rows, f)) return;
   for (int64_t i = 0; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
     const Acc* p = rows.at(0, i);

@@ -81,8 +81,10 @@ class _Limit(NamedTuple):
 # its step took 0.95 times ours with 15,000 edges of width 300, and 1.4 times with 1.5 M of width
 # 64.
 _LIMITS = {
-    ('message', False): _Limit(240_000, 0),
+    ('message', False): _Limit(560_000, 0),
     ('message', True): _Limit(56_000_000, 0),
+    ('prepared message', False): _Limit(240_000, 0),
+    ('prepared message', True): _Limit(56_000_000, 0),
     ('sum', False): _Limit(200_000, 50),
     ('sum', True): _Limit(42_000_000, 0),
     ('prepared sum', False): _Limit(12_000, 0),
@@ -95,19 +97,20 @@ _LIMITS = {
 
 
 # PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs.
-_OF_MLP = 2.25
+_OF_MLP = {False: 7, True: 2.25}
 
 
 def width_of_mlp(width: int, on_gpu: bool) -> int:
     """The width of a message, for the limits of edges, that has linear maps of values computed for
     each edge; `width` is that of its inputs."""
-    return int(_OF_MLP * width) if on_gpu else width
+    return int(_OF_MLP[on_gpu] * width)
 
 
-def may_be_mlp(edge_index: object, width: int) -> bool:
+def may_be_mlp(edge_index: object, width: int, kind: str) -> bool:
     """Whether a list of edges that is short for a message may be none for an MLP."""
-    is_few = has_few_edges(edge_index, width_of_mlp(width, True))
-    return isinstance(edge_index, Tensor) and edge_index.is_cuda and not is_few
+    if not isinstance(edge_index, Tensor):
+        return False
+    return not has_few_edges(edge_index, width_of_mlp(width, edge_index.is_cuda), kind)
 
 
 def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool:
@@ -116,8 +119,8 @@ def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool
     Args:
         edge_index: What a layer got.
         width: The numbers of a node's or an edge's features.
-        kind: :obj:`message`, :obj:`sum` of a plain list, of which sorting takes most time, or
-            :obj:`prepared sum`; or :obj:`compiled`.
+        kind: :obj:`message` or :obj:`sum` of a plain list, which is sorted at each call, the same
+            after :obj:`prepared`; or :obj:`compiled`.
     """
     if not isinstance(edge_index, Tensor):
         return False

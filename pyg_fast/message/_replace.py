@@ -290,8 +290,8 @@ def _check_size(region: Region, passes: Passes) -> None:
     """Refuses a region of so few edges that PyG's compiled code is faster."""
     width = max(math.prod(each.shape) for each in passes.plan.inputs)
     index = fake_of(region.index)
-    if passes.plan.in_tiles:
-        width = width_of_mlp(width, index.is_cuda)
+    if passes.plan.in_tiles and index.is_cuda:
+        width = width_of_mlp(width, True)
     kind = 'compiled' if passes.weighted_sum is None else 'compiled sum'
     if are_few(index.shape[0], width, index.is_cuda, kind):
         raise Refused('too few edges for a kernel to pay')

@@ -395,11 +395,12 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if edge_attr is None:
             warn_of_missing_edges(self, edge_index, stacklevel=5)
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
+            kind = 'prepared message' if isinstance(edge_index, EdgeIndex) else 'message'
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr)
                 if (
                     not torch.compiler.is_compiling()  # where it would guard the number of edges
-                    and has_few_edges(edge_index, self.heads * self.out_channels)
+                    and has_few_edges(edge_index, self.heads * self.out_channels, kind)
                 ):
                     self._fused_note(reason_of(edge_index.size(1)))
                     if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.

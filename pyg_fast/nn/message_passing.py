@@ -87,7 +87,8 @@ def _with_plain_list(
     is_pygs = base is not None and base.__module__.startswith('torch_geometric.')
     if width is not None and is_pygs and not conv.strict and isinstance(x, Tensor):
         plain = edge_index.as_tensor()
-        if (x.size(0), x.size(0)) == edge_index.sparse_size() and has_few_edges(plain, width):
+        fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
+        if fits and has_few_edges(plain, width, 'prepared message'):
             return x, plain, *more
     return x, edge_index, *more
 
@@ -103,16 +104,19 @@ def _width(node_dim: int, kwargs: dict[str, object]) -> int:
     return width
 
 
-def _may_be_wider(conv: MessagePassing, edge_index: Tensor) -> bool:
+def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
     """Whether edges that are few for a message as wide as its inputs may be none for one that maps
     them; a first call of its kernel tells."""
-    if edge_index.is_cuda:
-        return may_be_mlp(edge_index, conv.__dict__['_width'])
-    widest = conv.__dict__.get('_widest_map')
-    if widest is None:  # Asked at every call of few edges.
-        widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
-        widest = conv.__dict__['_widest_map'] = max(widths, default=0)
-    return not has_few_edges(edge_index, widest)
+    width = conv.__dict__['_width']
+    if not edge_index.is_cuda:
+        widest = conv.__dict__.get('_widest_map')
+        if widest is None:  # Asked at every call of few edges.
+            widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
+            widest = conv.__dict__['_widest_map'] = max(widths, default=0)
+        if widest == 0:
+            return False
+        width = max(width, widest)
+    return may_be_mlp(edge_index, width, kind)
 
 
 def _reads_ptr(conv: MessagePassing) -> bool:
@@ -234,9 +238,10 @@ class FusedPropagate(FusedLayer):
         if has_list(edge_index):
             plain = edge_index.as_tensor()
         if not self.strict:
-            few = has_few_edges(plain, own['_width'])
+            kind = 'message' if plain is edge_index else 'prepared message'
+            few = has_few_edges(plain, own['_width'], kind)
             # Whether a message is an MLP is known once it was captured.
-            if few and ('_fused_entry' in own or not _may_be_wider(self, plain)):
+            if few and ('_fused_entry' in own or not _may_be_wider(self, plain, kind)):
                 reason = reason_of(plain.size(1))
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)

@@ -9,8 +9,10 @@ import _forks
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Linear, ReLU, Sequential
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.nn import EdgeConv
 from torch_geometric.nn import conv as pyg
 
 import pyg_fast
@@ -25,7 +27,7 @@ NODES, EDGES, WIDTH = 20, 90, 6
 
 @pytest.fixture(autouse=True)
 def by_default(limits: Callable[..., None]) -> Iterator[None]:
-    kinds = itertools.product(('message', 'sum'), (False, True))
+    kinds = itertools.product(('message', 'prepared message', 'sum'), (False, True))
     limits(few_edges=dict.fromkeys(kinds, (200_000, 8)))  # Figures of a GPU change.
     with pyg_fast.small_graphs('pyg'):
         yield
@@ -179,6 +181,27 @@ def test_many_edges() -> None:
     assert why_pygs(conv)
     conv(x, edges)
     assert why_pygs(conv) == ''
+
+
+def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) -> None:
+    """On a prepared graph, which no call sorts, and on a CPU for an MLP of each edge."""
+    limits(few_edges={('prepared message', on_gpu): (EDGES * WIDTH, 0) for on_gpu in (False, True)})
+    x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
+    layer = Own().to(device)
+    layer(x.to(device), edge_index.to(device))
+    assert 'few' in why_pygs(layer)
+    data = ToCSR()(Data(edge_index=edge_index, num_nodes=NODES)).to(device)
+    layer(x.to(device), data.edge_index)
+    assert why_pygs(layer) == ''
+    if device.type == 'cpu':
+        limits(few_edges=(EDGES * WIDTH * 7, 0))
+        mlp = Sequential(Linear(2 * WIDTH, 4), ReLU(), Linear(4, 4))
+        layers = pyg_fast.accelerate(torch.nn.ModuleList([EdgeConv(mlp), EdgeConv(Linear(12, 4))]))
+        for _ in range(2):
+            for each in layers:
+                each(x, edge_index)
+        assert why_pygs(layers[0]) == ''
+        assert 'few' in why_pygs(layers[1])
 
 
 def test_kernels_where_asked() -> None:

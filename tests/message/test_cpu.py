@@ -320,6 +320,24 @@ def wide_range(dtype: torch.dtype) -> Tensor:
     return torch.cat([x, -x, SPECIAL]).to(dtype)
 
 
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
+@pytest.mark.parametrize('channels', [2, 3, 4, 8, 16, 32, 48])
+@pytest.mark.parametrize('op', ['sum', 'amax', 'amin'])
+def test_reductions_of_heads(op: str, channels: int, dtype: torch.dtype) -> None:
+    """Of numbers of an edge that are some for each head; tiles end with any number of edges."""
+    torch.manual_seed(channels)
+    for kind in ('square', 'sparse'):
+        case = Case(kind, dtype)
+        p = case.program
+        x = p.pointwise('exp', case.load('edge', (3, channels)))
+        total = p.reduce(op, x, (1,))
+        whole = p.pointwise('mul', x, p.view(total, (3, 1)))
+        # Nothing of another head or edge.
+        case.inputs['edge', 0][0, 1, 0] = math.inf
+        case.inputs['edge', 0][-1, 0, -1] = math.nan
+        case.check([total, whole], ['edge', 'edge'], 'dst')
+
+
 @pytest.mark.parametrize('op', [
     'exp', 'exp2', 'log', 'log2', 'log10', 'log1p', 'expm1', 'tanh', 'sigmoid', 'erf', 'sin', 'cos',
     'asin', 'acos', 'atan',

@@ -596,7 +596,7 @@ def test_mlps_of_few_edges(
     monkeypatch.setattr(message_passing, 'width_of_mlp', lambda width, on_gpu: 3 * width)
     first = True
 
-    def may_be_wider(conv: MessagePassing, edge_index: Tensor) -> bool:
+    def may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
         return not first
 
     monkeypatch.setattr(message_passing, '_may_be_wider', may_be_wider)
