@@ -169,6 +169,9 @@ PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
   if constexpr (kA >= 0 && (kIn < 2 || kB >= 0) && (kIn < 3 || kC >= 0) && kV >= 8) {
     if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2, kA, kB, kC>(rows, f);
     if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4, kA, kB, kC>(rows, f);
+    if constexpr (kV >= 16) {
+      if (rows.out_row == rows.n && rows.n == kV / 8) i = packed_rows<Acc, 8, kA, kB, kC>(rows, f);
+    }
   }
   for (; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
@@ -614,12 +617,10 @@ PYG_FAST_INLINE bool with_head_lanes(int64_t heads, int64_t channels, bool dense
     f(Int<W>{}, Int<W>{});
     return true;
   }
-  if constexpr (W == kWidth<Acc>) {
-    if (dense && heads * channels % W == 0) {
-      if (W > 2 && channels == W / 2) return f(Int<W>{}, Int<(W > 2 ? W / 2 : W)>{}), true;
-      if (W > 4 && channels == W / 4) return f(Int<W>{}, Int<(W > 4 ? W / 4 : W)>{}), true;
-      if (W > 8 && channels == W / 8) return f(Int<W>{}, Int<(W > 8 ? W / 8 : W)>{}), true;
-    }
+  if (dense && heads * channels % W == 0) {
+    if (W > 2 && channels == W / 2) return f(Int<W>{}, Int<(W > 2 ? W / 2 : W)>{}), true;
+    if (W > 4 && channels == W / 4) return f(Int<W>{}, Int<(W > 4 ? W / 4 : W)>{}), true;
+    if (W > 8 && channels == W / 8) return f(Int<W>{}, Int<(W > 8 ? W / 8 : W)>{}), true;
   }
   if constexpr (W * sizeof(Acc) > 16) {
     return with_head_lanes<Acc, W / 2>(heads, channels, dense, f);
@@ -1420,7 +1421,8 @@ class Machine {
           const int64_t column = (k + j) * W;
           sum[j] += load<W>(row + column) * load<W>(factor + column);
         } else if constexpr (G < W) {
-          const V<Acc> of_heads = load_part<Acc>(factor + (k + j) * (W / G), W / G);
+          Vec<Acc, W> of_heads = {};
+          __builtin_memcpy(&of_heads, factor + (k + j) * (W / G), W / G * sizeof(Acc));
           sum[j] += load<W>(row + (k + j) * W) * repeated<Acc, W, G>(of_heads);
         } else {
           sum[j] += load<W>(row + of_x[j]) * splat<W>(factor[of_w[j]]);

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..graph.small_graphs import Work
 from ._capture import CapturedMessage
 from ._cpu import check_maps
 from ._fold import fold_message, fold_score, maps_edge_features
@@ -123,6 +124,21 @@ class Plan(NamedTuple):
         """Whether a map of float32 has values that two programs of a GPU do not hold at once."""
         maps = [self.message[at] for at in self._reachable_maps()]
         return any(one.dtype == 'float32' and math.prod(one.shape) > WIDE for one in maps)
+
+    @property
+    def work(self) -> Work | None:
+        """What the message does, where it may be too little for a kernel of a CPU."""
+        is_simple = (
+            len(self.outputs) == 1 and self.outputs[0].reduce in ('sum', 'mean')
+            and not (self.on_cuda or self.in_tiles or self.in_blocks or self.softmaxes)
+            and self.tail is None and self.rows is None and weighted_sum(self) is None
+        )  # fmt: skip
+        if not is_simple or any(each.role in ('param', 'table') for each in self.inputs):
+            return None
+        order = [self.message[at] for at in self.message.reachable([self.outputs[0].at])]
+        roles = [value.attrs[0] for value in order if value.op == 'load']
+        computed = sum(value.op in POINTWISE for value in order)
+        return Work(len(roles) + computed, 'edge' in roles)
 
     def _reachable_maps(self) -> list[int]:
         order = self.message.reachable([each.at for each in self.outputs])

@@ -17,6 +17,7 @@ from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import (
     TOO_FEW,
+    has_few_columns,
     has_few_edges,
     may_be_mlp,
     reason_of,
@@ -243,6 +244,8 @@ class FusedPropagate(FusedLayer):
             # Whether a message is an MLP is known once it was captured.
             if few and ('_fused_entry' in own or not _may_be_wider(self, plain, kind)):
                 reason = reason_of(plain.size(1))
+            elif has_few_columns(plain, own['_width'], kind, own.get('_work')):
+                reason = f'{own["_width"]} columns{TOO_FEW}'
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
         if reason is not None:
@@ -513,7 +516,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     )  # fmt: skip
     own, plan = conv.__dict__, entry.last
     if plan is not None and '_of_mlp' not in own and (plan.in_tiles or not edge_index.is_cuda):
-        own['_of_mlp'] = plan.in_tiles
+        own['_of_mlp'], own['_work'] = plan.in_tiles, plan.work
         width = own.get('_width', 1)
         if plan.in_tiles:
             width = width_of_mlp(width, edge_index.is_cuda)

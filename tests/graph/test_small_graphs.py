@@ -194,7 +194,7 @@ def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) 
     layer(x.to(device), data.edge_index)
     assert why_pygs(layer) == ''
     if device.type == 'cpu':
-        limits(few_edges=(EDGES * WIDTH * 7, 0))
+        limits(few_edges=(EDGES * WIDTH * 5, 0))
         mlp = Sequential(Linear(2 * WIDTH, 4), ReLU(), Linear(4, 4))
         layers = pyg_fast.accelerate(torch.nn.ModuleList([EdgeConv(mlp), EdgeConv(Linear(12, 4))]))
         for _ in range(2):
@@ -202,6 +202,46 @@ def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) 
                 each(x, edge_index)
         assert why_pygs(layers[0]) == ''
         assert 'few' in why_pygs(layers[1])
+
+
+class Light(FusedMessagePassing):
+    """Edge features as they are, also of one end, and more of both."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__('max' if what == 'max' else 'sum')
+        self.what = what
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        if self.what in ('edges', 'max'):
+            return e
+        value = (x_j - x_i) * e
+        return value if self.what == 'offsets' else value.tanh() * value.exp() + value.sin()
+
+
+@pytest.mark.parametrize(('what', 'width', 'on_list', 'on_graph'), [
+    ('edges', 15, True, True), ('edges', 32, True, False), ('max', 3, False, False),
+    ('offsets', 3, True, True), ('offsets', 8, True, False), ('offsets', 16, False, False),
+    ('more', 8, False, False),
+])  # fmt: skip
+def test_few_columns(
+    what: str, width: int, on_list: bool, on_graph: bool, limits: Callable[..., None]
+) -> None:
+    """PyG's code runs where it computes what a message does in less time than an edge takes."""
+    limits(few_edges=(0, 0))
+    x, edge_index = torch.randn(NODES, width), torch.randint(NODES, (2, EDGES))
+    data = ToCSR()(Data(edge_index=edge_index, num_nodes=NODES))
+    for edges, is_light in ((edge_index, on_list), (data.edge_index, on_graph)):
+        layer = Light(what)
+        for _ in range(2):  # The first call looks at the message.
+            layer(x, edges, torch.randn(EDGES, width))
+        reason = f'{width} columns are too few for a kernel to pay'
+        assert why_pygs(layer) == reason * is_light
+        with pyg_fast.small_graphs('kernel'):
+            layer(x, edges, torch.randn(EDGES, width))
+        assert why_pygs(layer) == ''
 
 
 def test_kernels_where_asked() -> None:
