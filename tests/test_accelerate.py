@@ -36,6 +36,7 @@ from torch_geometric.utils import degree
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
+from pyg_fast.message._trace import one_line
 from pyg_fast.nn import FusedGCNConv, FusedGINConv, FusedSAGEConv
 from tests._compiled import Backend
 from tests._report import must_fuse
@@ -655,7 +656,7 @@ def test_reasons_are_in_the_users_terms(number: int) -> None:
         assert f'test_accelerate.py", line {line}' in report.reason
 
 
-ROWS = torch.ones(NODES, 8)
+ROWS, LISTS = torch.ones(NODES, 8), torch.ones(NODES, NODES)
 OF_COLUMN = 'message combines a number for each edge, of shape [num_edges], with a value of shape '
 # What a message does with features and both ends, the reason, and a word of what helps.
 OF_ENDS = [
@@ -667,6 +668,7 @@ OF_ENDS = [
         'edges in dimension 0 but got 40 ',
         'a row for each edge',
     ),
+    (lambda x, i, j, n: x @ LISTS, 'message raises RuntimeError: a linear map takes 40', 'another'),
     (
         lambda x, i, j, n: x.view(100, -1, 8),
         "RuntimeError: shape '[100, -1, 8]' is invalid for input of size 8 times the number of",
@@ -697,6 +699,11 @@ def test_reasons_of_sizes_and_ends_are_in_the_users_terms(number: int) -> None:
     assert report.reason.startswith(cause)
     assert helps in report.cure
     assert 'test_accelerate.py", line ' in report.reason
+
+
+def test_symbols_of_sizes_are_words_in_reasons() -> None:
+    error = RuntimeError('Expected u0 in dimension 0 but got 39995')
+    assert one_line(error) == 'Expected the number of edges or nodes in dimension 0 but got 39995'
 
 
 def test_a_missing_attribute_is_of_the_users_class() -> None:

@@ -7,7 +7,8 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
-    (r'^message (raises|returns no tensor)', "another message: with PyG's code, too, it fails"),
+    (r'^message (raises|returns no tensor|combines values)',
+     "another message: with PyG's code, too, it fails"),
     (r'calls (print|breakpoint|input)\b', 'print in forward, or remove the call'),
     (r'calls a logger|calls warnings', 'the call in forward, or remove it'),
     (r'calls [\w.]+, which', 'call it in forward, and pass its result to propagate'),

@@ -151,12 +151,12 @@ def _in_terms(error: Exception) -> str | None:
         if found := re.search(pattern, message, re.DOTALL):
             # The class that `accelerate` makes of the user's has another name.
             text = re.sub(r"'Fused(\w+)' object", r"'\1' object", found.expand(terms))
-            return _shorten(text.rstrip(': '))
+            return _shorten(_without_symbols(text.rstrip(': ')))
     return None
 
 
 def _in_words(text: str) -> str:
-    """A text of torch in which words replace sentinel sizes, and symbols of sizes."""
+    """A text of torch in which words replace sentinel sizes."""
 
     def word(found: re.Match[str], shape: bool = False) -> str:
         size = int(found[0])
@@ -173,7 +173,12 @@ def _in_words(text: str) -> str:
     text = re.sub(
         r'\[[\d, -]+\]', lambda found: re.sub(r'\d+', lambda n: word(n, True), found[0]), text
     )
-    text = re.sub(r'\b\d{5,}\b', word, text)
+    return re.sub(r'\b\d{5,}\b', word, text)
+
+
+def _without_symbols(text: str) -> str:
+    """A text of Dynamo in which words replace symbols of sizes."""
+    text = re.sub(r'(?<=\[)u\d+(?=[],])', 'num_edges or num_nodes', text)
     return re.sub(r'\bu\d+\b', 'the number of edges or nodes', text)
 
 
@@ -187,7 +192,7 @@ def one_line(error: Exception) -> str:
     first = lines[0] if lines else type(error).__name__
     # A refusal has the place in it.
     own = isinstance(error, Refused)
-    text = _in_terms(error) or (first if own else _shorten(_in_words(first)))
+    text = _in_terms(error) or (first if own else _shorten(_without_symbols(_in_words(first))))
     return text if 'File "' in text else text + last_place(str(error))
 
 
