@@ -1,5 +1,6 @@
 """`accelerate` swaps PyG's layers for ours, and `restore` swaps them back."""
 
+import contextlib
 import copy
 import pickle
 import random
@@ -17,6 +18,7 @@ import torch
 import torch_geometric
 from torch import Tensor
 from torch.nn import Module, ModuleDict, ModuleList
+from torch.nn.functional import gumbel_softmax
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
@@ -30,9 +32,11 @@ from torch_geometric.nn import (
     Sequential,
     to_hetero,
 )
+from torch_geometric.utils import degree
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
+from pyg_fast.message._trace import one_line
 from pyg_fast.nn import FusedGCNConv, FusedGINConv, FusedSAGEConv
 from tests._compiled import Backend
 from tests._report import must_fuse
@@ -591,6 +595,17 @@ def asserts(x: Tensor) -> Tensor:
     return x
 
 
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+ATTENTION = torch.nn.MultiheadAttention(8, 2, batch_first=True)
 VALUE = 'message reads a value of a tensor'
 NO_OPERATION = ', which is no operation on tensors'
 SHAPE = 'the shape of a value depends on values of a tensor'
@@ -610,6 +625,10 @@ SEEN = [
     (lambda x: x.data * 2, 'data in message', 'detach()'),
     (lambda x: x / x.size(0), 'the number of edges or nodes is used as a number', 'as a tensor'),
     (asserts, 'message asserts', 'in forward'),
+    (lambda x: x + torch.randn_like(x), 'aten.randn_like.default has', 'a row for each edge'),
+    (lambda x: gumbel_softmax(x, dim=-1), 'aten.exponential.default has', 'a row for each edge'),
+    (lambda x: Straight.apply(x), 'a custom autograd.Function in message', 'detach'),
+    (lambda x: ATTENTION(*[x[:, None]] * 3)[0][:, 0], 'nn.MultiheadAttention', 'a softmax of'),
 ]
 
 
@@ -635,6 +654,56 @@ def test_reasons_are_in_the_users_terms(number: int) -> None:
     if 'used as a number' not in cause:  # Of a graph as a whole, which has no line.
         line = function.__code__.co_firstlineno + (function is asserts)
         assert f'test_accelerate.py", line {line}' in report.reason
+
+
+ROWS, LISTS = torch.ones(NODES, 8), torch.ones(NODES, NODES)
+OF_COLUMN = 'message combines a number for each edge, of shape [num_edges], with a value of shape '
+# What a message does with features and both ends, the reason, and a word of what helps.
+OF_ENDS = [
+    (lambda x, i, j, n: x * x.mean(-1), f'{OF_COLUMN}[num_edges, 8] (', '.unsqueeze(-1)'),
+    (lambda x, i, j, n: x.mean(-1) * x, f'{OF_COLUMN}[num_edges, 8] (', '.unsqueeze(-1)'),
+    (
+        lambda x, i, j, n: torch.cat([x, ROWS], -1),
+        'RuntimeError: Sizes of tensors must match except in dimension 1. Expected the number of '
+        'edges in dimension 0 but got 40 ',
+        'a row for each edge',
+    ),
+    (lambda x, i, j, n: x @ LISTS, 'message raises RuntimeError: a linear map takes 40', 'another'),
+    (
+        lambda x, i, j, n: x.view(100, -1, 8),
+        "RuntimeError: shape '[100, -1, 8]' is invalid for input of size 8 times the number of",
+        'view(-1, heads, channels)',
+    ),
+    (lambda x, i, j, n: x * (i > j).view(-1, 1), "a comparison of int64 ('index') (", 'mask='),
+    (lambda x, i, j, n: x / degree(i, n)[i][:, None], 'message counts edges of each', 'deg_i'),
+]
+
+
+@pytest.mark.parametrize('number', range(len(OF_ENDS)))
+def test_reasons_of_sizes_and_ends_are_in_the_users_terms(number: int) -> None:
+    function, cause, helps = OF_ENDS[number]
+
+    class SeenEnds(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(
+            self, x_j: Tensor, edge_index_i: Tensor, edge_index_j: Tensor, size_i: int
+        ) -> Tensor:
+            return function(x_j, edge_index_i, edge_index_j, size_i)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(SeenEnds()), graph()
+    with pyg_fast.small_graphs('kernel'), contextlib.suppress(RuntimeError):  # The message's own.
+        layer(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.reason.startswith(cause)
+    assert helps in report.cure
+    assert 'test_accelerate.py", line ' in report.reason
+
+
+def test_symbols_of_sizes_are_words_in_reasons() -> None:
+    error = RuntimeError('Expected u0 in dimension 0 but got 39995')
+    assert one_line(error) == 'Expected the number of edges or nodes in dimension 0 but got 39995'
 
 
 def test_a_missing_attribute_is_of_the_users_class() -> None:

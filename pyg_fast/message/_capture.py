@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._einsum import einsum_of_edges
 from ._gathers import INDICES
 from ._ir import Program, Refused
-from ._parse import EDGES, NODES, Parser
+from ._parse import Parser
 from ._quiet import quiet, without_warnings
 from ._rows import ACROSS_EDGES, Reduced, RowPart, split_rows
-from ._trace import READS_VALUE, Like, last_place, run_on_fakes, trace
+from ._trace import EDGES, NODES, READS_VALUE, Like, last_place, run_on_fakes, trace
 
 if TYPE_CHECKING:
     from ._passes import Passes
@@ -211,7 +211,7 @@ def check_functions(graph: GraphModule) -> None:
             continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)
         if changes or isinstance(target, HigherOrderOperator):
-            name = 'data' if name == '_get_data_attr' else name
+            name = _IN_USERS_TERMS.get(name, name)
             raise Refused(f'{name} in message{last_place(node.stack_trace or "")}')
 
 
@@ -227,6 +227,9 @@ def _method(node: Node) -> str:
     return node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ''
 
 
+_IN_USERS_TERMS = {
+    '_get_data_attr': 'data', 'autograd_function_apply': 'a custom autograd.Function',
+}  # fmt: skip
 _CHANGES_AUTOGRAD = (
     'detach', '_get_data_attr', 'grad_enabled', 'inference_mode', 'requires_grad', 'register_hook',
     'retain_grad', 'checkpoint', 'saved_tensors_hooks',
@@ -534,12 +537,19 @@ def read_message(
     if parser.rows:
         reduced, rows = split_rows(program, parser.rows, parser.container)
         key = f'{program.text([*parser.rows, *written])}\n{parser.container}'
+    across = []
     for at in program.reachable([*(each.at for each in reduced), *written]):
         if program[at].op in INDICES:
             name = INDICES[program[at].op]
             raise Refused(f"message uses '{name}' other than to gather or for a softmax")
         if program[at].op in ACROSS_EDGES:
-            raise Refused('the message of an edge depends on other edges, and not by softmax')
+            across.append(at)
+    if across:
+        at = next((at for at in across if program[at].op != 'degree'), across[0])
+        reason = 'the message of an edge depends on other edges, and not by softmax'
+        if program[at].op == 'degree':
+            reason = 'message counts edges of each node'
+        raise Refused(f'{reason}{parser.lines.get(at, "")}')
     if any(program[each.at].dtype == 'bool' for each in reduced):
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))

@@ -7,17 +7,35 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
-    (r'^message (raises|returns no tensor)', "another message: with PyG's code, too, it fails"),
+    (r'^message (raises|returns no tensor|combines values)',
+     "another message: with PyG's code, too, it fails"),
     (r'calls (print|breakpoint|input)\b', 'print in forward, or remove the call'),
     (r'calls a logger|calls warnings', 'the call in forward, or remove it'),
     (r'calls [\w.]+, which', 'call it in forward, and pass its result to propagate'),
     (r'__main__ lacks', "the profiler in the script: cProfile.run('main()')"),
-    (r'no input of nodes', 'the number of nodes: propagate(edge_index, size=(n, n), ...)'),
+    (r'no input of nodes', 'the number of nodes: propagate(edge_index, size=(n, n), ...); features '
+     'of nodes are x_i or x_j in message'),
     (r'aten\.(arange|linspace|full|ones|zeros|eye|tri\w)\b|a constant tensor', 'a buffer of the '
      "layer: self.register_buffer('steps', torch.arange(8.)), for one_hot(edge_type, 5) rows "
      'self.eye[edge_type] of torch.eye(5); slices and torch.cat for indices of channels'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
     (r'^a flip of', 'x.flip(1) in forward, on the nodes'),
+    (r'a number for each edge, of shape \[num_edges\]', '.unsqueeze(-1) or .view(-1, 1) makes a '
+     'column of a number for each edge, as ea.mean(-1, keepdim=True) does; beside heads '
+     '.view(-1, 1, 1)'),
+    (r'is invalid for input of size', 'view(-1, heads, channels), which keeps a row for each edge'),
+    (r'^\w+Error: .*(number of edges|num_edges)',
+     'a tensor with a row for each edge goes to propagate, as an argument of message'),
+    (r'MultiheadAttention in message', 'attention over the neighbours as a softmax of scores: '
+     'softmax((q_i * k_j).sum(-1, keepdim=True), index) * v_j, as TransformerConv has it; '
+     'MultiheadAttention over nodes in forward'),
+    (r'autograd\.Function', "torch's operations with detach, for a straight-through gradient "
+     'y + (z - y).detach(); or the function in forward'),
+    (r'aten\.(rand|bernoulli|normal|exponential|uniform|cauchy|geometric|log_normal|multinomial|'
+     r'poisson)', 'the noise drawn in forward with a row for each edge, as by '
+     'torch.randn(edge_index.size(1), 16), and passed to propagate'),
+    (r'a comparison of int', 'the comparison in forward, and its mask to propagate: '
+     'mask=(edge_index[1] > edge_index[0]).view(-1, 1)'),
     (r'reads a tensor of \d+ rows', 'a tensor with a row for each edge goes to propagate, as an '
      'argument of message'),
     (r'aten\._?cdist', 'torch.cdist of one row each is a norm: (x_i - x_j).norm(dim=-1)'),
@@ -26,7 +44,7 @@ _CURES = [
     (r'too many operations', 'fewer lines: loops whose rounds share weights may run in forward, '
      'between calls of propagate'),
     (r"reads 'size|counts edges", 'the degree of each node, computed in forward and passed '
-     'to propagate'),
+     "to propagate (deg=deg gives deg_i), or aggr='mean'"),
     (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
      'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '

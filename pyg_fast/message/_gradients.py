@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ._ir import DST_ROLES, EDGE, POINTWISE, Program, Refused, is_float
-from ._parse import EDGES, Parser
+from ._parse import Parser
 from ._plan import Plan
-from ._trace import Like, trace
+from ._trace import EDGES, Like, trace
 
 
 class Gradients(NamedTuple):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ._gradients import cotangents_of, differentiate, example, sum_cotangents
 from ._ir import DST_ROLES, EDGE, Program, Refused, is_float
-from ._parse import EDGES, Parser
+from ._parse import Parser
 from ._plan import Plan
-from ._trace import trace
+from ._trace import EDGES, trace
 
 # In a program of the derivative: the value of a map, and the gradient of its input.
 _VALUE, _BACK = 'map', 'back'

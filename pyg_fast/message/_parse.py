@@ -26,11 +26,8 @@ from ._operators import (
 )
 from ._rows import ACROSS_EDGES
 from ._softmax import softmax_of
-from ._trace import NO_ROW_FOR_DROPOUT
+from ._trace import NO_ROW_FOR_DROPOUT, NODES, last_place
 
-# Sentinel sizes for E and N: tracing twice reveals constants derived from them.
-EDGES = (1_000_003, 3_000_017)
-NODES = (999_983, 99_991)
 _M = TypeVar('_M', bound=Callable[..., int | list[int | None]])
 
 
@@ -47,6 +44,7 @@ _OF_FLAGS = {'mul': 'logical_and', 'add': 'logical_or'}  # results that are flag
 _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 'amin'}
 # Reductions over the edges of each destination, by their names in torch.
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
+_ATTENTION = 'nn.MultiheadAttention in message has no kernel'
 _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
 
@@ -76,6 +74,7 @@ class Parser:
         # Results of an `aggregate`, and the container in which it returns them.
         self.rows: list[int] = []
         self.container = ''
+        self.lines: dict[int, str] = {}  # the user's, of values over the edges of a destination
 
     def read(self, graph: GraphModule, inputs: Sequence[int] | None = None) -> list[int]:
         """The positions of the graph's results. `inputs` are the positions of its placeholders;
@@ -108,7 +107,8 @@ class Parser:
                 try:
                     self.at[node] = self._call(node)
                 except Refused as error:
-                    raise Refused(f'{error}{_source_line(node)}') from None
+                    reason = _ATTENTION if _is_of_attention(node) else error
+                    raise Refused(f'{reason}{_source_line(node)}') from None
         raise AssertionError
 
     def _value(self, node: object) -> int:
@@ -342,12 +342,14 @@ class Parser:
         at = self._value(x)
         value = program[at]
         if op == 'rowsum' and program.dependence(at) == PARAM:
-            degree = program.view(
-                program.add('degree', (), (), (), value.dtype, DST), (1,) * len(value.shape)
-            )
+            count = program.add('degree', (), (), (), value.dtype, DST)
+            self.lines.setdefault(count, last_place(node.meta.get('stack_trace') or ''))
+            degree = program.view(count, (1,) * len(value.shape))
             return program.pointwise('mul', at, degree, dtype=value.dtype)
         attrs = (begin,) if begin else ()
-        return program.add(op, (at,), attrs, value.shape, value.dtype, DST)
+        out = program.add(op, (at,), attrs, value.shape, value.dtype, DST)
+        self.lines.setdefault(out, last_place(node.meta.get('stack_trace') or ''))
+        return out
 
     def _is_index(self, node: Node) -> bool:
         """Whether a value is the destination of each edge."""
@@ -744,6 +746,14 @@ def _without_kernel(node: Node) -> str:
     )  # fmt: skip
     first, *rest = dict.fromkeys(map(str, (_written(node), *others)))
     return f'{first} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
+
+
+def _is_of_attention(node: Node) -> bool:
+    """Whether a module of torch called an operator whose operators say little to its user."""
+    modules = (node.meta.get('nn_module_stack') or {}).values()
+    return any(
+        getattr(kind, '__name__', str(kind)).endswith('MultiheadAttention') for _, kind in modules
+    )
 
 
 def _source_line(node: Node) -> str:

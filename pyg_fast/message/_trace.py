@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch_geometric.utils
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -20,6 +21,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ._ir import Refused
 from ._operators import DECOMPOSED, aten
 from ._quiet import quiet
+
+# Sentinel sizes for E and N: tracing twice reveals constants derived from them.
+EDGES = (1_000_003, 3_000_017)
+NODES = (999_983, 99_991)
 
 # Held while this package traces: torch's flag that a thread traces is global.
 tracing = threading.RLock()
@@ -87,12 +92,17 @@ _OF_TORCH = str(Path(torch.__file__).parent)
 
 _OF_PYTHON = str(Path(inspect.__file__).parent)
 
+_UTILS_OF_PYG = str(Path(torch_geometric.utils.__file__).parent)
+
 _OWN = str(Path(__file__).parent)
 _MAX_LENGTH = 200  # of a text that is not ours in a reason
 
 NO_ROW_FOR_DROPOUT = 'dropout of what has no row for each edge'
 READS_VALUE = 'message reads a value of a tensor, as by if, item(), tolist(), repr() or a mask'
 _NO_OPERATION = r'message calls \1, which is no operation on tensors'
+_NO_COLUMN = (
+    r'message combines a number for each edge, of shape [num_edges], with a value of shape \1'
+)
 # Errors of Dynamo in the user's terms.
 _TERMS = (
     (r'Failed to trace builtin operator.*?builtin operator `(\w+)`', _NO_OPERATION),
@@ -117,6 +127,12 @@ _TERMS = (
      'an operation across the edges has no kernel'),
     (r'LoggingLogger', 'message calls a logger, which is no operation on tensors'),
     (r'aten\.bincount', 'message counts edges by bincount'),
+    (r'broadcast a dimension of length .*?Size\(\[num_edges\]\).*?to (\[num_edges, [^]]+\])',
+     _NO_COLUMN),
+    (r'broadcast a dimension of length .*?Size\((\[num_edges, [^]]+\])\).*?to \[[1, ]+num_edges\]',
+     _NO_COLUMN),
+    (r'Attempting to broadcast a dimension of length the number',
+     'message combines values whose shapes do not fit'),
     (r'Attempting to broadcast a dimension of length (\d+)',
      r'message reads a tensor of \1 rows that propagate did not get, or that does not fit'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
@@ -130,12 +146,40 @@ _TERMS = (
 
 def _in_terms(error: Exception) -> str | None:
     """What is wrong with a message, in the user's terms, if the error is known."""
+    message = _in_words(str(error))
     for pattern, terms in _TERMS:
-        if found := re.search(pattern, str(error), re.DOTALL):
+        if found := re.search(pattern, message, re.DOTALL):
             # The class that `accelerate` makes of the user's has another name.
             text = re.sub(r"'Fused(\w+)' object", r"'\1' object", found.expand(terms))
-            return _shorten(text.rstrip(': '))
+            return _shorten(_without_symbols(text.rstrip(': ')))
     return None
+
+
+def _in_words(text: str) -> str:
+    """A text of torch in which words replace sentinel sizes."""
+
+    def word(found: re.Match[str], shape: bool = False) -> str:
+        size = int(found[0])
+        for sizes, name in ((EDGES, 'edges'), (NODES, 'nodes')):
+            for each in sizes:
+                if size > 0 and size % each == 0:
+                    times = size // each
+                    if shape:
+                        return f'num_{name}' if times == 1 else f'{times} * num_{name}'
+                    of = '' if times == 1 else f'{times} times '
+                    return f'{of}the number of {name}'
+        return found[0]
+
+    text = re.sub(
+        r'\[[\d, -]+\]', lambda found: re.sub(r'\d+', lambda n: word(n, True), found[0]), text
+    )
+    return re.sub(r'\b\d{5,}\b', word, text)
+
+
+def _without_symbols(text: str) -> str:
+    """A text of Dynamo in which words replace symbols of sizes."""
+    text = re.sub(r'(?<=\[)u\d+(?=[],])', 'num_edges or num_nodes', text)
+    return re.sub(r'\bu\d+\b', 'the number of edges or nodes', text)
 
 
 def _shorten(text: str) -> str:
@@ -147,7 +191,8 @@ def one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     # A refusal has the place in it.
-    text = _in_terms(error) or (first if isinstance(error, Refused) else _shorten(first))
+    own = isinstance(error, Refused)
+    text = _in_terms(error) or (first if own else _shorten(_without_symbols(_in_words(first))))
     return text if 'File "' in text else text + last_place(str(error))
 
 
@@ -166,9 +211,11 @@ def last_place(trace: str) -> str:
 
 
 def _is_library(place: str) -> bool:
-    """Whether a place is in torch, in Python's own modules, or where messages are captured."""
+    """Whether a place is in torch, in functions of PyG, in Python's own modules, or where messages
+    are captured."""
     return (
         _OF_TORCH in place
+        or _UTILS_OF_PYG in place
         or _OWN in place
         or (_OF_PYTHON in place and 'site-packages' not in place)
     )

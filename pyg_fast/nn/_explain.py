@@ -7,6 +7,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 from weakref import WeakSet
 
@@ -43,7 +44,8 @@ _NO_X = (type(None), list, np.ndarray, str, int, float, BaseData)
 
 # What PyG's code and torch raise for arguments that do not fit.
 EXPLAINED = (
-    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError,
+    AssertionError, AttributeError, IndexError, KeyError, NameError, RuntimeError, TypeError,
+    ValueError,
 )  # fmt: skip
 # Options that are whole numbers, and the least that each may be: -1 is that of the first input.
 _LEAST = {
@@ -58,6 +60,10 @@ _TABLES = {'embedding': 'weight', 'look_up_rows': 'table'}
 _TWO_SIZES = (
     r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
     r'|Expected size (\d+) but got size (\d+)'
+)
+_EXPANDED = (
+    r'expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\) at '
+    'non-singleton'
 )
 
 
@@ -76,7 +82,8 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         signature = inspect.signature(type(conv).forward)
         given = signature.bind(conv, *args, **kwargs).arguments
         named = any(f"'{name}" in text for name in signature.parameters)
-        if named and not any(words in text for words in ('has no attribute', 'keyword argument')):
+        is_more = ('has no attribute', 'keyword argument', 'is not defined')
+        if named and not any(words in text for words in is_more):
             return
         found = _find_mistake(conv, given, signature, error)
     except Exception:  # The search may fail, too: the error of the call stays.
@@ -206,19 +213,60 @@ def _rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeEr
     )
 
 
-def _check_rows_by_text(given: Mapping[str, object], text: str) -> None:
+def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     """Raises for the argument that has rows of edges, but not one for each, by two sizes that do
     not fit."""
-    found = re.search(_TWO_SIZES, text)
+    found = re.search(rf'{_TWO_SIZES}|{_EXPANDED} dimension 0', text)
     sizes = set() if found is None else {int(size) for size in found.groups() if size is not None}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    message = getattr(type(conv), 'message', None)
     for edges, value in tensors.items():
         is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
         if len(sizes) == 2 and is_list and value.size(1) in sizes:
             (other,) = sizes - {value.size(1)}
             for name, rows in tensors.items():
                 if rows.dim() > 0 and rows.size(0) == other:
-                    raise _rows_error(name, edges, value.size(1), rows)
+                    error = _rows_error(name, edges, value.size(1), rows)
+                    read = {} if message is None else inspect.signature(message).parameters
+                    if name in read:
+                        raise ShapeError(
+                            f"{error}; features of nodes are '{name}_i' or '{name}_j' in 'message'"
+                        )
+                    raise error
+
+
+def _aggregates_none(frame: FrameType) -> bool:
+    """Whether a call of PyG's `aggregate`, or of what runs in its place, has got no messages."""
+    if frame.f_globals.get('__name__') == f'{__package__}._direct':
+        return frame.f_locals.get('out', frame) is None
+    return frame.f_code is MessagePassing.aggregate.__code__ and frame.f_locals['inputs'] is None
+
+
+def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for what an own message forgets: to return, an argument, or a column of numbers."""
+    text, frames = str(error), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    message = inspect.unwrap(type(conv).message)
+    if "'NoneType' object has no attribute" in text and any(map(_aggregates_none, frames)):
+        raise TypeError("'message' returns None: return a tensor")
+    found = re.fullmatch(r"name '(\w+)' is not defined", text)
+    if found is not None and frames[-1].f_code.co_name in ('collect', 'propagate'):
+        ends = [found[1] + end for end in ('', '_i', '_j')]
+        read = next((name for name in ends if name in inspect.signature(message).parameters), None)
+        if read is not None:
+            raise OptionError(
+                f"'{found[1]}' must be given to propagate, as 'message' takes '{read}'"
+            )
+    found = re.search(rf'{_TWO_SIZES.partition("|")[0]} at non-singleton dimension [1-9]', text)
+    edges = given.get('edge_index')
+    if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
+        return
+    count, sizes = edges.size(1), {int(found[1]), int(found[2])}
+    if count in sizes and any(frame.f_code is message.__code__ for frame in frames):
+        (other,) = sizes - {count}
+        raise ShapeError(
+            f"'message' combines {other} channels with {count} numbers, one for each edge: "
+            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}'
+        )
 
 
 def _find_mistake(
@@ -251,6 +299,8 @@ def _find_mistake(
             )
         _check_numbers_of_rows(given, error)
         _check_by_text(conv, given, str(error))
+        if isinstance(conv, MessagePassing):
+            _check_message(conv, given, error)
     except (IndexError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
@@ -450,7 +500,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         name: value for name, value in given.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
-    _check_rows_by_text(given, text)
+    _check_rows_by_text(conv, given, text)
     _check_widths_by_text(conv, tensors, text)
     weight = _weight_of(conv)
     if weight is not None and 'same dtype' in text:

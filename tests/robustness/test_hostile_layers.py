@@ -431,6 +431,50 @@ def test_own_layer_names_rows_of_edges(device: torch.device, raises: Any) -> Non
         layer(data.x, data.edge_index, gate, torch.rand(count - 2, 2, device=device))
 
 
+class Forgets(pyg.MessagePassing):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, gate=gate)
+
+
+class NoColumn(Forgets):
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return x_j * gate
+
+
+class NoReturn(Forgets):
+    def message(self, x_j):  # type: ignore[no-untyped-def]
+        x_j.relu()
+
+
+class NoArgument(Forgets):
+    def message(self, x_j: Tensor, y_j: Tensor) -> Tensor:
+        return x_j * y_j
+
+
+class NoEnd(Forgets):
+    def message(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ('layer', 'text'),
+    [
+        (NoColumn, rf"'message' combines {IN} channels with \d+ numbers, .*\.unsqueeze\(-1\)"),
+        (NoReturn, "'message' returns None: return a tensor"),
+        (NoArgument, "'y' must be given to propagate, as 'message' takes 'y_j'"),
+        (NoEnd, "'x' must have shape .* got .*; features of nodes are 'x_i' or 'x_j' in 'message'"),
+    ],
+)
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_own_layer_names_what_it_forgets(
+    device: torch.device, layer: type[Forgets], text: str, how: str
+) -> None:
+    data = small_graph(device)
+    gate = torch.rand(data.num_edges, device=device)
+    with small_graphs(how), pytest.raises((TypeError, ValueError), match=f'^{text}'):
+        accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
+
+
 def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> None:
     layer, data = (
         accelerate(pyg.EdgeConv(torch.nn.Linear(2 * IN, 4))).to(device),
