@@ -51,7 +51,7 @@ from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
 from ._passes import Passes
 from ._plan import Plan, describe, make_plan
-from ._run import SLOWER_IN_TILES, is_slower_in_tiles, run
+from ._run import SLOWER_IN_TILES, SLOWER_TWICE, is_slower_in_tiles, run
 from ._trace import READS_VALUE, describe_error, line_of, tracing
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
@@ -579,6 +579,8 @@ class Entry:
             trains = torch.is_grad_enabled()
             if num_edges is not None and is_slower_in_tiles(passes, num_edges, trains, device):
                 raise InMemory(SLOWER_IN_TILES)
+            if num_edges is not None and trains and passes.derives_twice and device.type == 'cpu':
+                _check_derives_twice(passes.plan, num_edges, device)
             seed = None
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)
@@ -687,6 +689,13 @@ def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> N
         raise InMemory(
             f'{what} runs over blocks only where tensors of all edges do not fit into memory'
         )
+
+
+def _check_derives_twice(plan: Plan, num_edges: int, device: torch.device) -> None:
+    """Raises :class:`InMemory` where PyG's code computes second derivatives, as of energies whose
+    forces are trained: ours computes the message by torch's operators again."""
+    if runs_pygs_code() and fits_memory(plan, num_edges, device):
+        raise InMemory(SLOWER_TWICE)
 
 
 def _what_has_no_tiles(plan: Plan) -> str:

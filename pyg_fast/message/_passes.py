@@ -197,6 +197,7 @@ class Passes:
         # For each softmax, whether the message is a multiple of it.
         self.multiples = [is_multiple(message, plan.outputs, at) for at in plan.softmaxes]
         self.sums_locally = of is None  # whether the forward pass sums derivatives
+        self.derives_twice = False  # whether a backward pass ran with create_graph=True
         if of is not None:
             self.multiples = of.multiples
         self.has_variance = plan.outputs[-1].reduce == 'var'

@@ -78,6 +78,9 @@ def _variance_cpu(
     return [*others, var.to(getattr(torch, pass_.outs[-1].dtype))], [*chosen[:-2], mean]
 
 
+SLOWER_TWICE = (
+    "on a CPU the derivative of a kernel's derivative takes longer than that of PyG's code"
+)
 SLOWER_IN_TILES = (
     'the backward pass would compute the linear maps of each edge again, which takes longer than '
     'to keep their values'
@@ -131,6 +134,8 @@ class FusedMessage(torch.autograd.Function):
         needs = ctx.needs
         graph, seed, inputs, *rest = saved(ctx)
         passes, kept, grads = _used(ctx.passes, graph, needs, inputs, Saved(*rest), given)
+        if torch.is_grad_enabled():
+            ctx.passes.derives_twice = True
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             chosen = kept.chosen

@@ -220,19 +220,21 @@ def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> No
     sizes = set() if found is None else {int(size) for size in found.groups() if size is not None}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     message = getattr(type(conv), 'message', None)
+    read = set() if message is None else set(inspect.signature(message).parameters)
     for edges, value in tensors.items():
         is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
         if len(sizes) == 2 and is_list and value.size(1) in sizes:
             (other,) = sizes - {value.size(1)}
-            for name, rows in tensors.items():
-                if rows.dim() > 0 and rows.size(0) == other:
-                    error = _rows_error(name, edges, value.size(1), rows)
-                    read = {} if message is None else inspect.signature(message).parameters
-                    if name in read:
-                        raise ShapeError(
-                            f"{error}; features of nodes are '{name}_i' or '{name}_j' in 'message'"
-                        )
-                    raise error
+            short = {k: v for k, v in tensors.items() if v.dim() > 0 and v.size(0) == other}
+            for name in sorted(short, key=read.__contains__, reverse=True):
+                if name not in read and not read.isdisjoint((f'{name}_i', f'{name}_j')):
+                    continue  # It has a row for each node, as it should.
+                error = _rows_error(name, edges, value.size(1), short[name])
+                if name in read:
+                    raise ShapeError(
+                        f"{error}; features of nodes are '{name}_i' or '{name}_j' in 'message'"
+                    )
+                raise error
 
 
 def _aggregates_none(frame: FrameType) -> bool:

@@ -17,6 +17,7 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.graph import PreparedGraph
+from pyg_fast.message._run import SLOWER_TWICE
 from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv, gat
 from pyg_fast.nn.message_passing import FusedMessagePassing
 from pyg_fast.transforms import ToCSR
@@ -242,6 +243,26 @@ def test_few_columns(
         with pyg_fast.small_graphs('kernel'):
             layer(x, edges, torch.randn(EDGES, width))
         assert why_pygs(layer) == ''
+
+
+def test_second_derivatives(limits: Callable[..., None]) -> None:
+    """PyG's code computes them on a CPU, as a call shows; what does not train has a kernel."""
+    limits(few_edges=(0, 0))
+    layer, edge_index = Own(), torch.randint(NODES, (2, EDGES))
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
+    found = []
+    for reason in ('', SLOWER_TWICE):
+        out = layer(x, edge_index)
+        assert why_pygs(layer) == reason
+        (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        found += torch.autograd.grad(grad.square().sum(), x)
+    torch.testing.assert_close(*found)
+    with torch.no_grad():
+        layer(x, edge_index)
+    assert why_pygs(layer) == ''
+    with pyg_fast.small_graphs('kernel'):
+        layer(x, edge_index)
+    assert why_pygs(layer) == ''
 
 
 def test_kernels_where_asked() -> None:

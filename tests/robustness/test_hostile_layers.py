@@ -427,6 +427,8 @@ def test_own_layer_names_rows_of_edges(device: torch.device, raises: Any) -> Non
     gate = torch.rand(count, device=device)
     with raises(ValueError, match=rf"'gate' must have shape \[{count}\], .* edge of 'edges', got"):
         layer(data.x, data.edge_index, gate[1:])
+    with raises(ValueError, match=rf"'gate' must have shape \[{count}\], .*'gate_i' or 'gate_j'"):
+        layer(data.x, data.edge_index, gate[:NODES])
     with raises(ValueError, match=rf"'part' must have shape \[{count}, 2\], .* of 'edges', got"):
         layer(data.x, data.edge_index, gate, torch.rand(count - 2, 2, device=device))
 
