@@ -34,6 +34,9 @@ _CURES = [
     (r'aten\.(rand|bernoulli|normal|exponential|uniform|cauchy|geometric|log_normal|multinomial|'
      r'poisson)', 'the noise drawn in forward with a row for each edge, as by '
      'torch.randn(edge_index.size(1), 16), and passed to propagate'),
+    (r'a conversion to (int|bool)', 'in place of one_hot rows of a buffer by an integer that '
+     'propagate gets: self.eye[kind] of torch.eye(5); other conversions in forward'),
+    (r'complex', 'real and imaginary parts by hand, as halves of the channels'),
     (r'a comparison of int', 'the comparison in forward, and its mask to propagate: '
      'mask=(edge_index[1] > edge_index[0]).view(-1, 1)'),
     (r'reads a tensor of \d+ rows', 'a tensor with a row for each edge goes to propagate, as an '

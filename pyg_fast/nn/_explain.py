@@ -258,12 +258,16 @@ def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> 
             raise OptionError(
                 f"'{found[1]}' must be given to propagate, as 'message' takes '{read}'"
             )
+    inside = [frame for frame in frames if frame.f_code is message.__code__]
+    for name in inspect.signature(message).parameters if inside else ():
+        if inside[-1].f_locals.get(name) is inspect.Parameter.empty:  # What PyG gives for it.
+            raise OptionError(f"'{name}' must be given to propagate, as 'message' takes '{name}'")
     found = re.search(rf'{_TWO_SIZES.partition("|")[0]} at non-singleton dimension [1-9]', text)
     edges = given.get('edge_index')
     if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
         return
     count, sizes = edges.size(1), {int(found[1]), int(found[2])}
-    if count in sizes and any(frame.f_code is message.__code__ for frame in frames):
+    if count in sizes and inside:
         (other,) = sizes - {count}
         raise ShapeError(
             f"'message' combines {other} channels with {count} numbers, one for each edge: "

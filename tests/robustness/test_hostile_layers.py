@@ -453,6 +453,11 @@ class NoArgument(Forgets):
         return x_j * y_j
 
 
+class Misspelled(Forgets):
+    def message(self, x_j: Tensor, gates: Tensor) -> Tensor:
+        return x_j * gates
+
+
 class NoEnd(Forgets):
     def message(self, x: Tensor) -> Tensor:
         return x
@@ -464,6 +469,7 @@ class NoEnd(Forgets):
         (NoColumn, rf"'message' combines {IN} channels with \d+ numbers, .*\.unsqueeze\(-1\)"),
         (NoReturn, "'message' returns None: return a tensor"),
         (NoArgument, "'y' must be given to propagate, as 'message' takes 'y_j'"),
+        (Misspelled, "'gates' must be given to propagate, as 'message' takes 'gates'"),
         (NoEnd, "'x' must have shape .* got .*; features of nodes are 'x_i' or 'x_j' in 'message'"),
     ],
 )
@@ -475,6 +481,15 @@ def test_own_layer_names_what_it_forgets(
     gate = torch.rand(data.num_edges, device=device)
     with small_graphs(how), pytest.raises((TypeError, ValueError), match=f'^{text}'):
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
+
+
+def test_own_layer_without_a_file(device: torch.device) -> None:
+    """PyG writes no `propagate` for it, and passes a class for what is missing."""
+    scope = {'__name__': __name__, 'Forgets': Forgets}
+    exec('class Other(Forgets):\n    def message(self, x_j, gates): return x_j * gates', scope)
+    data = small_graph(device)
+    with pytest.raises(ValueError, match="'gates' must be given to propagate, as 'message' takes"):
+        accelerate(scope['Other']()).to(device)(data.x, data.edge_index, data.x, data.x)
 
 
 def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> None:
