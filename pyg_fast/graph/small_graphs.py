@@ -150,7 +150,9 @@ def has_few_columns(edge_index: object, width: int, kind: str, work: Work | None
     """Whether PyG's code is faster for a message on a CPU, with any number of edges."""
     if work is None or work.values * width > _LIGHT[kind, work.reads_edges]:
         return False
-    return isinstance(edge_index, Tensor) and edge_index.dim() == 2 and _may_run_pygs(edge_index)
+    if not isinstance(edge_index, Tensor) or not edge_index.is_cpu:  # The layer may have moved.
+        return False
+    return edge_index.dim() == 2 and _may_run_pygs(edge_index)
 
 
 def _may_run_pygs(edge_index: Tensor) -> bool:

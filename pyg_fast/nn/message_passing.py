@@ -68,14 +68,14 @@ def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, obje
     }
 
 
-def _in_memory(known: tuple[int, bool, str], edge_index: Adj) -> str | None:
-    """Why PyG's code runs for no more edges than it ran for in an earlier call, which trained if
-    this one does."""
+def _in_memory(known: tuple[int, bool, bool, str], edge_index: Adj) -> str | None:
+    """Why PyG's code runs for no more edges than it ran for in an earlier call on such a device,
+    which trained if this one does."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return None
-    num_edges, trained, reason = known
+    num_edges, trained, on_gpu, reason = known
     fits = edge_index.dim() == 2 and edge_index.size(1) <= num_edges
-    fits = fits and trained == torch.is_grad_enabled()
+    fits = fits and trained == torch.is_grad_enabled() and on_gpu == edge_index.is_cuda
     return reason if fits and runs_pygs_code() else None
 
 
@@ -270,7 +270,8 @@ class FusedPropagate(FusedLayer):
             self._fused_note(str(error))
             tell(self, error)
             if isinstance(error, InMemory):
-                own['_in_memory'] = edge_index.size(1), torch.is_grad_enabled(), str(error)
+                trains, on_gpu = torch.is_grad_enabled(), edge_index.is_cuda
+                own['_in_memory'] = edge_index.size(1), trains, on_gpu, str(error)
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {with_cure(error)}"
