@@ -180,7 +180,8 @@ def mean_ratios(cells: Sequence[Cell]) -> str:
     best = [[min((cell.results[each].median_ms or math.inf for each in some
                   if each in cell.results), default=math.inf) for some in (ALL_PYGS, ALL_OURS)]
             for cell in cells]
-    found['the best of PyG / the best of ours'] = [one / two for one, two in best]
+    found['the best of PyG / the best of ours'] = [
+        one / two for one, two in best if math.isfinite(one) and math.isfinite(two)]
     told = [f'{label} {statistics.geometric_mean(values):.2f} ({len(values)} layers)'
             for label, values in found.items() if values]
     return f" Geometric means: {', '.join(told)}." * bool(told)

@@ -39,6 +39,7 @@ from pyg_fast.graph import prepare_edge_index
 from pyg_fast.message._trace import one_line
 from pyg_fast.nn import FusedGCNConv, FusedGINConv, FusedSAGEConv
 from tests._compiled import Backend
+from tests._functions import Sign
 from tests._report import must_fuse
 
 OURS = {GCNConv: FusedGCNConv, SAGEConv: FusedSAGEConv, GINConv: FusedGINConv}
@@ -595,16 +596,6 @@ def asserts(x: Tensor) -> Tensor:
     return x
 
 
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
 ATTENTION = torch.nn.MultiheadAttention(8, 2, batch_first=True)
 VALUE = 'message reads a value of a tensor'
 NO_OPERATION = ', which is no operation on tensors'
@@ -627,7 +618,7 @@ SEEN = [
     (asserts, 'message asserts', 'in forward'),
     (lambda x: x + torch.randn_like(x), 'aten.randn_like.default has', 'a row for each edge'),
     (lambda x: gumbel_softmax(x, dim=-1), 'aten.exponential.default has', 'a row for each edge'),
-    (lambda x: Straight.apply(x), 'a custom autograd.Function in message', 'detach'),
+    (lambda x: Sign.apply(x), 'a custom autograd.Function in message', 'detach'),
     (lambda x: ATTENTION(*[x[:, None]] * 3)[0][:, 0], 'nn.MultiheadAttention', 'a softmax of'),
 ]
 

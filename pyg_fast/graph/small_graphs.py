@@ -123,10 +123,8 @@ def width_of_mlp(width: int, on_gpu: bool) -> int:
     return int(_OF_MLP[on_gpu] * width)
 
 
-def may_be_mlp(edge_index: object, width: int, kind: str) -> bool:
+def may_be_mlp(edge_index: Tensor, width: int, kind: str) -> bool:
     """Whether a list of edges that is short for a message may be none for an MLP."""
-    if not isinstance(edge_index, Tensor):
-        return False
     return not has_few_edges(edge_index, width_of_mlp(width, edge_index.is_cuda), kind)
 
 

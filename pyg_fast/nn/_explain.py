@@ -57,10 +57,8 @@ _NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but go
 # By functions that look up rows, of torch and ours: the table.
 _TABLES = {'embedding': 'weight', 'look_up_rows': 'table'}
 # And of two sizes that must be the same.
-_TWO_SIZES = (
-    r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
-    r'|Expected size (\d+) but got size (\d+)'
-)
+_TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
+_TWO_SIZES = rf'{_TWO_TENSORS}|Expected size (\d+) but got size (\d+)'
 _EXPANDED = (
     r'expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\) at '
     'non-singleton'
@@ -213,14 +211,19 @@ def _rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeEr
     )
 
 
+def _read_by_message(conv: Any) -> set[str]:
+    """The arguments of a layer's message."""
+    message = getattr(type(conv), 'message', None)
+    return set() if message is None else set(inspect.signature(message).parameters)
+
+
 def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     """Raises for the argument that has rows of edges, but not one for each, by two sizes that do
     not fit."""
     found = re.search(rf'{_TWO_SIZES}|{_EXPANDED} dimension 0', text)
     sizes = set() if found is None else {int(size) for size in found.groups() if size is not None}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    message = getattr(type(conv), 'message', None)
-    read = set() if message is None else set(inspect.signature(message).parameters)
+    read = _read_by_message(conv)
     for edges, value in tensors.items():
         is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
         if len(sizes) == 2 and is_list and value.size(1) in sizes:
@@ -253,16 +256,16 @@ def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> 
     found = re.fullmatch(r"name '(\w+)' is not defined", text)
     if found is not None and frames[-1].f_code.co_name in ('collect', 'propagate'):
         ends = [found[1] + end for end in ('', '_i', '_j')]
-        read = next((name for name in ends if name in inspect.signature(message).parameters), None)
+        read = next((name for name in ends if name in _read_by_message(conv)), None)
         if read is not None:
             raise OptionError(
                 f"'{found[1]}' must be given to propagate, as 'message' takes '{read}'"
             )
     inside = [frame for frame in frames if frame.f_code is message.__code__]
-    for name in inspect.signature(message).parameters if inside else ():
+    for name in sorted(_read_by_message(conv)) if inside else ():
         if inside[-1].f_locals.get(name) is inspect.Parameter.empty:  # What PyG gives for it.
             raise OptionError(f"'{name}' must be given to propagate, as 'message' takes '{name}'")
-    found = re.search(rf'{_TWO_SIZES.partition("|")[0]} at non-singleton dimension [1-9]', text)
+    found = re.search(rf'{_TWO_TENSORS} at non-singleton dimension [1-9]', text)
     edges = given.get('edge_index')
     if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
         return
@@ -577,15 +580,13 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
 def _of_width(conv: Any, tensors: Mapping[str, Tensor], columns: int) -> list[str]:
     """The arguments of so many columns; those that the message reads, if there are some."""
     names = [name for name, value in tensors.items() if value.size(-1) == columns]
-    message = getattr(type(conv), 'message', None)
-    read = {} if message is None else inspect.signature(message).parameters
-    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read}
+    read_names = {name.removesuffix('_i').removesuffix('_j') for name in _read_by_message(conv)}
     return [name for name in names if name in read_names] or names
 
 
 def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], text: str) -> None:
     """Raises if one argument alone has each of the two widths that do not fit."""
-    found = re.search(rf'{_TWO_SIZES.partition("|")[0]} at non-singleton dimension (\d+)', text)
+    found = re.search(rf'{_TWO_TENSORS} at non-singleton dimension (\d+)', text)
     if found is None:
         return
     one, other, dim = map(int, found.groups())

@@ -206,7 +206,7 @@ def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) 
 
 
 class Light(FusedMessagePassing):
-    """Edge features as they are, also of one end, and more of both."""
+    """Features of edges as they are, offsets times these, and more of the offsets."""
 
     def __init__(self, what: str) -> None:
         super().__init__('max' if what == 'max' else 'sum')

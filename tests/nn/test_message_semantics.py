@@ -13,6 +13,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter
 
 from pyg_fast import accelerate
+from tests._functions import Sign
 from tests._report import why_pygs
 
 N, E, C = 7, 24, 4
@@ -23,18 +24,6 @@ def edges(device: torch.device) -> Tensor:
     out = torch.randint(N - 2, (2, E), generator=torch.Generator().manual_seed(0))
     out[:, 0] = 1
     return out.to(device)
-
-
-class Sign(torch.autograd.Function):
-    """The straight-through estimator."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
 
 
 def discarded(x_j: Tensor) -> Tensor:
