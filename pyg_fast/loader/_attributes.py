@@ -15,8 +15,9 @@ from torch_geometric.utils import is_sparse
 from ..ops._checks import check_has_values
 from ..ops._library import ops
 from ..ops._lifetime import keep_until_read
-from ._levels import EDGES, GRAPHS, Ints, Levels, Selection, send
+from ._levels import EDGES, GRAPHS, Ints, Levels
 from ._place import Place
+from ._selection import DeviceRows, Selection
 
 #: What PyG keeps of an attribute to take a graph out of a batch: a tensor, or dictionaries and
 #: lists of them.
@@ -36,7 +37,7 @@ class NotCollatable(Exception):
 class Attribute(Protocol):
     """An attribute of all graphs of a dataset."""
 
-    def take(self, graphs: Selection) -> object:
+    def take(self, batch: DeviceRows) -> object:
         """Its value in a batch."""
 
     def slices(self, graphs: Selection) -> Slices:
@@ -45,7 +46,7 @@ class Attribute(Protocol):
     def incs(self, graphs: Selection) -> Slices:
         """PyG's increment of each graph, on the host."""
 
-    def follow(self, graphs: Selection) -> tuple[Slices, Slices]:
+    def follow(self, batch: DeviceRows) -> tuple[Slices, Slices]:
         """The graph of each row and the first row of each graph, as of :obj:`follow_batch`."""
 
     def cut(self, value: object, counts: Counts) -> object:
@@ -65,50 +66,42 @@ class TensorAttribute:
     rows: Tensor  # that dimension is the first one
     dim: int
     level: int
-    #: The increments: one number a graph as the sizes of a level, a tensor a graph, or none.
+    #: The increments: numbers as the sizes of a level, or tensors, which the levels know; or none.
     inc_level: int | None = None
-    inc: Tensor | None = None
+    inc: int | None = None
 
-    def take(self, graphs: Selection) -> Tensor:
-        out = gather(self.rows, graphs.rows(self.level).source)
-        offset = self._offset(graphs)
+    def take(self, batch: DeviceRows) -> Tensor:
+        out = gather(self.rows, batch.rows(self.level).source)
+        offset = self._offset(batch)
         if offset is not None:
             out = out + offset
         return out if self.dim == 0 else out.movedim(0, self.dim).contiguous()
 
-    def _offset(self, graphs: Selection) -> Tensor | None:
-        """What PyG adds to each row: nothing if that of the last graph is zero."""
+    def _offset(self, batch: DeviceRows) -> Tensor | None:
+        """What PyG adds to each row."""
+        owner = batch.rows(self.level).owner
         if self.inc is not None:
-            incs = self._tensor_incs(graphs)
+            incs = batch.incs(self.inc)
             incs = incs.view(len(incs), *[1] * (self.rows.dim() + 1 - incs.dim()), *incs.shape[1:])
-            (incs,) = send([incs.squeeze(self.dim + 1).contiguous().numpy()], graphs.device)
-            return incs.index_select(0, graphs.rows(self.level).owner)
-        if self.inc_level is None or graphs.ptr[self.inc_level, graphs.num_graphs - 1] == 0:
+            return incs.squeeze(self.dim + 1).index_select(0, owner)
+        if self.inc_level is None or not batch.sizes.shifts[self.inc_level]:
             return None
         dtype = torch.result_type(self.rows.new_empty(1), torch.tensor(0))
-        offset = graphs.offsets(self.inc_level)[:-1].to(dtype)
-        offset = offset.index_select(0, graphs.rows(self.level).owner)
+        offset = batch.offsets(self.inc_level)[:-1].to(dtype).index_select(0, owner)
         return offset.view(-1, *[1] * (self.rows.dim() - 1))
-
-    def _tensor_incs(self, graphs: Selection) -> Tensor:
-        assert self.inc is not None
-        chosen = self.inc[torch.from_numpy(graphs.ids)]
-        out = chosen.new_zeros(graphs.num_graphs, *chosen.shape[1:])
-        out[1:] = chosen.cumsum(0)[: graphs.num_graphs - 1]
-        return out
 
     def slices(self, graphs: Selection) -> Tensor:
         return torch.from_numpy(graphs.ptr[self.level].copy())
 
     def incs(self, graphs: Selection) -> Tensor:
         if self.inc is not None:
-            return self._tensor_incs(graphs)
+            return graphs.incs(self.inc)
         if self.inc_level is None:
             return torch.zeros(graphs.num_graphs, dtype=torch.int64)
         return torch.from_numpy(graphs.ptr[self.inc_level, :-1].copy())
 
-    def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
-        return graphs.rows(self.level).owner.clone(), graphs.offsets(self.level).clone()
+    def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
+        return batch.rows(self.level).owner.clone(), batch.offsets(self.level).clone()
 
     def cut(self, value: object, counts: Counts) -> object:
         return cut_rows(value, self.level, counts, self.dim)
@@ -126,9 +119,11 @@ class ObjectAttribute:
 
     values: list[object]
 
-    def take(self, graphs: Selection) -> list[object]:
-        out = [self.values[k] for k in graphs.ids.tolist()]
-        return out + [None] * (graphs.num_graphs - graphs.num_real)
+    def take(self, batch: DeviceRows) -> list[object] | None:
+        if batch.ids is None:
+            return None
+        out = [self.values[k] for k in batch.ids.tolist()]
+        return out + [None] * batch.sizes.is_padded
 
     def slices(self, graphs: Selection) -> Tensor:
         return torch.arange(graphs.num_graphs + 1)
@@ -136,8 +131,8 @@ class ObjectAttribute:
     def incs(self, graphs: Selection) -> None:
         return None
 
-    def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
-        return graphs.rows(GRAPHS).owner.clone(), graphs.offsets(GRAPHS).clone()
+    def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
+        return batch.rows(GRAPHS).owner.clone(), batch.offsets(GRAPHS).clone()
 
     def cut(self, value: object, counts: Counts) -> object:
         assert isinstance(value, list)
@@ -156,8 +151,8 @@ class DictAttribute:
 
     parts: dict[str, Attribute]
 
-    def take(self, graphs: Selection) -> dict[str, object]:
-        return {key: part.take(graphs) for key, part in self.parts.items()}
+    def take(self, batch: DeviceRows) -> dict[str, object]:
+        return {key: part.take(batch) for key, part in self.parts.items()}
 
     def slices(self, graphs: Selection) -> dict[str, Slices]:
         return {key: part.slices(graphs) for key, part in self.parts.items()}
@@ -165,10 +160,10 @@ class DictAttribute:
     def incs(self, graphs: Selection) -> dict[str, Slices]:
         return {key: part.incs(graphs) for key, part in self.parts.items()}
 
-    def follow(self, graphs: Selection) -> tuple[Slices, Slices]:
-        both = {key: part.follow(graphs) for key, part in self.parts.items()}
-        batch, ptr = ({key: pair[k] for key, pair in both.items()} for k in range(2))
-        return batch, ptr
+    def follow(self, batch: DeviceRows) -> tuple[Slices, Slices]:
+        both = {key: part.follow(batch) for key, part in self.parts.items()}
+        owner, ptr = ({key: pair[k] for key, pair in both.items()} for k in range(2))
+        return owner, ptr
 
     def cut(self, value: object, counts: Counts) -> object:
         assert isinstance(value, dict)
@@ -188,8 +183,8 @@ class ListAttribute:
 
     parts: list[Attribute]
 
-    def take(self, graphs: Selection) -> list[object]:
-        return [part.take(graphs) for part in self.parts]
+    def take(self, batch: DeviceRows) -> list[object]:
+        return [part.take(batch) for part in self.parts]
 
     def slices(self, graphs: Selection) -> list[Slices]:
         return [part.slices(graphs) for part in self.parts]
@@ -197,9 +192,9 @@ class ListAttribute:
     def incs(self, graphs: Selection) -> list[Slices]:
         return [part.incs(graphs) for part in self.parts]
 
-    def follow(self, graphs: Selection) -> tuple[list[Slices], list[Slices]]:
-        both = [part.follow(graphs) for part in self.parts]
-        return [batch for batch, _ in both], [ptr for _, ptr in both]
+    def follow(self, batch: DeviceRows) -> tuple[list[Slices], list[Slices]]:
+        both = [part.follow(batch) for part in self.parts]
+        return [owner for owner, _ in both], [ptr for _, ptr in both]
 
     def cut(self, value: object, counts: Counts) -> object:
         assert isinstance(value, list)
@@ -383,7 +378,7 @@ class Column:
 
     def _collate_incs(
         self, levels: Levels, rows: Tensor, dim: int
-    ) -> tuple[int | None, Tensor | None]:
+    ) -> tuple[int | None, int | None]:
         incs = self._incs
         if isinstance(incs[0], Tensor):
             inc = torch.stack(incs).cpu()  # type: ignore[arg-type]
@@ -391,7 +386,7 @@ class Column:
                 shape = [1] * (rows.dim() + 1 - inc.dim()) + list(inc.shape[1:])
                 if len(shape) != rows.dim() or shape[dim] != 1:
                     raise NotCollatable(f"'{self.key}' has an increment for each of its rows")
-                return None, inc
+                return None, levels.add_incs(inc)
             incs = inc.tolist()
         counts = np.array(incs)
         if counts.dtype.kind not in 'iub':

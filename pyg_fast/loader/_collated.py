@@ -18,10 +18,12 @@ from torch_geometric.utils import is_sparse
 from ..errors import DtypeError, ShapeError
 from ..graph.prepared_graph import list_of
 from ._attributes import Attribute, Column, Order, Slices, cut_rows
-from ._edges import GraphEdges, write_edges
-from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding, Selection
+from ._edges import GraphEdges, add_ring
+from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding
 from ._place import Place
 from ._read_graphs import with_bar
+from ._selection import DeviceRows, Selection
+from ._send import send
 
 _log = logging.getLogger('pyg_fast')
 
@@ -47,7 +49,7 @@ class Collated:
         exclude_keys: Collection[str],
     ) -> None:  # fmt: skip
         first = graphs[0]
-        self.device, self._follow = place.device, frozenset(follow_batch)
+        self.device, self._place, self._follow = place.device, place, frozenset(follow_batch)
         columns = _read(graphs, exclude_keys)
         self.num_nodes = _count_nodes(graphs)
         self._has_batch = first._store.can_infer_num_nodes
@@ -77,6 +79,7 @@ class Collated:
             column.collate(self.levels, place, order)
             for key, column in columns.items()
         }  # fmt: skip
+        self._edges = edges
         self._template = Batch(_base_cls=type(first)).stores_as(first)
 
     def make_batch(self, ids: Ints, padding: Padding | None, masks: bool) -> Batch:
@@ -87,32 +90,56 @@ class Collated:
             padding: The nodes and edges of one more graph.
             masks: Whether the batch tells which nodes, edges and graphs are not of the padding.
         """
-        graphs = Selection(self.levels, ids, self.device, padding)
+        graphs = self.select(ids, padding)
+        sent = send(graphs.numbers(), self.device)
         out, store = _copy_of(self._template)
         values = store._mapping
-        for key, attribute in self._attributes.items():
-            if attribute is None:
-                sizes = graphs.ptr[NODES]
-                store.__dict__['_num_nodes'] = np.diff(sizes).tolist()
-                values[key] = int(sizes[-1])
-                continue
-            values[key] = attribute.take(graphs)
-            if padding is not None and key == 'edge_index':
-                write_edges(values[key], graphs)
-            if key in self._follow:
-                values[f'{key}_batch'], values[f'{key}_ptr'] = attribute.follow(graphs)
-        if self._has_batch:
-            values['batch'] = graphs.rows(NODES).owner
-            values['ptr'] = graphs.offsets(NODES)
-        if masks:
-            self._add_masks(values, graphs)
+        values.update(self.values(DeviceRows(graphs.sizes, sent, ids), masks))
+        if self._edges is not None:
+            values['edge_index'] = self._edges.join(values['edge_index'], padding)
+        if 'num_nodes' in self._attributes:
+            store.__dict__['_num_nodes'] = np.diff(graphs.ptr[NODES]).tolist()
         store.__dict__['_num_graphs'] = graphs.num_graphs
-        store.__dict__['_num_real'] = NumReal(
-            graphs.num_real, graphs.num_real_rows(NODES), graphs.num_real_rows(EDGES)
-        )
+        store.__dict__['_num_real'] = graphs.real
         for name in ('slices', 'incs'):
             store.__dict__[_NAMES[name]] = Lazy(partial(self._tell, name, graphs))
         return out
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether all attributes are in the memory of the device: not in pinned memory."""
+        return self._place.is_on_device
+
+    def select(self, ids: Ints, padding: Padding | None) -> Selection:
+        """Where the rows of a batch of these graphs lie."""
+        return Selection(self.levels, ids, padding)
+
+    def values(self, batch: DeviceRows, masks: bool) -> dict[str, object]:
+        """The values of a batch, made by operations on its device; those of an
+        :class:`~torch_geometric.EdgeIndex` are tensors, see :class:`~._edges.EdgeTensors`. For the
+        same sizes a CUDA graph may hold the operations.
+
+        Args:
+            batch: The rows of the batch.
+            masks: As of :meth:`make_batch`.
+        """
+        values: dict[str, object] = {}
+        for key, attribute in self._attributes.items():
+            if attribute is None:
+                values[key] = batch.num_rows(NODES)
+                continue
+            value = attribute.take(batch)
+            if key == 'edge_index' and isinstance(value, Tensor) and batch.sizes.is_padded:
+                value = add_ring(value, batch)
+            values[key] = value
+            if key in self._follow:
+                values[f'{key}_batch'], values[f'{key}_ptr'] = attribute.follow(batch)
+        if self._has_batch:
+            values['batch'], values['ptr'] = batch.rows(NODES).owner, batch.offsets(NODES)
+        if masks:
+            for name, level in _MASKS.items():
+                values[name] = batch.are_real(level)
+        return values
 
     def cut(self, batch: Batch, real: NumReal, levels: Collection[int] = (GRAPHS, NODES, EDGES)
     ) -> Batch:  # fmt: skip
@@ -160,11 +187,6 @@ class Collated:
             if attribute is not None and attribute.has_own_rows()
         ]
 
-    def _add_masks(self, values: dict[str, object], graphs: Selection) -> None:
-        levels = {'node': NODES, 'edge': EDGES, 'graph': GRAPHS}
-        for name, level in levels.items():
-            values[f'{name}_mask'] = graphs.rows(level).owner < graphs.num_real
-
     def _tell(self, name: str, graphs: Selection) -> dict[str, Slices]:
         return {
             key: getattr(attribute, name)(graphs)
@@ -173,7 +195,8 @@ class Collated:
         }
 
 
-_OF_LEVEL = {'batch': NODES, 'node_mask': NODES, 'edge_mask': EDGES, 'graph_mask': GRAPHS}
+_MASKS = {'node_mask': NODES, 'edge_mask': EDGES, 'graph_mask': GRAPHS}
+_OF_LEVEL = {'batch': NODES, **_MASKS}
 _NAMES = {'slices': '_slice_dict', 'incs': '_inc_dict'}
 
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -13,8 +12,47 @@ from ..ops.join_edges import join_edges
 from ..sparse.graph import Graph
 from ..sparse.to_csr import to_csr, to_csr_csc
 from ._attributes import Counts, cut_rows
-from ._levels import EDGES, NODES, Levels, Selection, send
+from ._levels import EDGES, NODES, Levels, Padding
 from ._place import Place
+from ._ring import longest_row_of
+from ._selection import DeviceRows, Selection
+
+
+class EdgeTensors(NamedTuple):
+    """The edges of a batch, sorted by destination, with their structure both ways: what an
+    :obj:`edge_index` of a batch is made of."""
+
+    ends: Tensor  # (2, E) and
+    indptr: Tensor  # (N + 1), both int64; the others are those of a Graph
+    rowptr: Tensor
+    col: Tensor
+    t_rowptr: Tensor
+    t_col: Tensor
+    t_perm: Tensor
+
+    @classmethod
+    def of(cls, edge_index: DisjointEdgeIndex) -> 'EdgeTensors':
+        """Those of which it was made."""
+        graph = graph_in(edge_index)
+        parts = edge_index._indptr, graph.rowptr, graph.col, *graph[3:6]
+        return cls(edge_index.as_tensor(), *(part for part in parts if part is not None))
+
+    def to_edge_index(self, longest_row: int | None, is_loop_free: bool) -> DisjointEdgeIndex:
+        """The edges as a model takes them."""
+        ends, indptr, rowptr, col, t_rowptr, t_col, t_perm = self
+        size = rowptr.size(0) - 1
+        graph = Graph(
+            rowptr, col, None, t_rowptr, t_col, t_perm, size, size, longest_row=longest_row
+        )
+        out = DisjointEdgeIndex.of(ends, indptr)
+        keep_graph(out, graph, is_loop_free)
+        return out
+
+
+def graph_in(edge_index: DisjointEdgeIndex) -> Graph:
+    """The structure that is kept beside the edges of a batch."""
+    size = edge_index.sparse_size(0)
+    return graph_of(edge_index, size, size)
 
 
 class GraphEdges:
@@ -60,52 +98,42 @@ class GraphEdges:
         both = torch.stack([rowptr[:-1], t_rowptr[:-1]], 1) - first_edge[1][:, None]
         self.rowptr = place(both.int())
 
-    def take(self, graphs: Selection) -> EdgeIndex:
+    def take(self, batch: DeviceRows) -> EdgeTensors:
         """The edges of a batch, sorted by destination, with their structure both ways."""
+        sizes = batch.sizes
         edges, rowptr = join_edges(
-            self.ends, self.rowptr, graphs.sent_start, graphs.sent_ptr, graphs.num_real,
-            graphs.num_rows(NODES), graphs.num_rows(EDGES),
+            self.ends, self.rowptr, batch.start, batch.ptr, sizes.num_real, batch.num_rows(NODES),
+            batch.num_rows(EDGES),
         )  # fmt: skip
-        longest_row = self.longest_row
-        if graphs.padding is not None:
-            longest_row = max(longest_row, write_ring(graphs, edges, rowptr))
-        return self._to_edge_index(edges, rowptr, longest_row, graphs.padding is not None)
-
-    def _to_edge_index(
-        self, edges: Tensor, rowptr: Tensor, longest_row: int, is_padded: bool
-    ) -> EdgeIndex:
+        if sizes.is_padded:
+            ring, ring_rowptr = batch.ring()
+            edges = torch.where(batch.are_real(EDGES), edges, ring)
+            rowptr = torch.maximum(rowptr, ring_rowptr)
         col, _, t_col, t_perm = edges.unbind()
         by_dst, by_src = rowptr.unbind()
-        if self.is_symmetric and not is_padded:
+        if self.is_symmetric and not sizes.is_padded:
             by_src, t_col = by_dst, col
-        size = by_dst.size(0) - 1
-        graph = Graph(by_dst, col, None, by_src, t_col, t_perm, size, size, longest_row=longest_row)
-        out = DisjointEdgeIndex.of(edges[:2].long(), by_dst.long())
-        keep_graph(out, graph, self.is_loop_free)
-        return out
+        return EdgeTensors(edges[:2].long(), by_dst.long(), by_dst, col, by_src, t_col, t_perm)
+
+    def join(self, tensors: EdgeTensors, padding: Padding | None) -> EdgeIndex:
+        """The edges of a batch as a model takes them."""
+        longest_row = self.longest_row
+        if padding is not None:
+            longest_row = max(longest_row, longest_row_of(padding))
+        return tensors.to_edge_index(longest_row, self.is_loop_free)
 
     def cut(self, value: object, counts: Counts) -> object:
         if NODES not in counts or EDGES not in counts:
             return value
         # The padding comes last in both structures.
         assert isinstance(value, DisjointEdgeIndex)
-        assert value._indptr is not None
         size, num_edges = counts[NODES], counts[EDGES]
-        graph = graph_of(value, value.sparse_size(0), value.sparse_size(0))
-        rowptr, col, _, t_rowptr, t_col, t_perm = (
-            None if part is None else part[: size + 1] if number % 3 == 0 else part[:num_edges]
-            for number, part in enumerate(graph[:6])
-        )
-        assert rowptr is not None
-        assert col is not None
-        part = Graph(
-            rowptr, col, None, t_rowptr, t_col, t_perm, size, size, longest_row=graph.longest_row
-        )
-        out = DisjointEdgeIndex.of(
-            value.as_tensor()[:, :num_edges].contiguous(), value._indptr[: size + 1]
-        )
-        keep_graph(out, part, self.is_loop_free)
-        return out
+        ends, indptr, rowptr, col, t_rowptr, t_col, t_perm = EdgeTensors.of(value)
+        cut = EdgeTensors(
+            ends[:, :num_edges].contiguous(), indptr[: size + 1], rowptr[: size + 1],
+            col[:num_edges], t_rowptr[: size + 1], t_col[:num_edges], t_perm[:num_edges],
+        )  # fmt: skip
+        return cut.to_edge_index(graph_in(value).longest_row, self.is_loop_free)
 
     def cut_follow(self, value: object, counts: Counts) -> object:
         return cut_rows(value, EDGES, counts)
@@ -119,49 +147,11 @@ class GraphEdges:
     def incs(self, graphs: Selection) -> Tensor:
         return torch.from_numpy(graphs.ptr[NODES, :-1].copy())
 
-    def follow(self, graphs: Selection) -> tuple[Tensor, Tensor]:
-        return graphs.rows(EDGES).owner.clone(), graphs.offsets(EDGES).clone()
+    def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
+        return batch.rows(EDGES).owner.clone(), batch.offsets(EDGES).clone()
 
 
-class Ring(NamedTuple):
-    """The edges of a padding, by destination, and their structure both ways."""
-
-    edges: np.ndarray  # sources and destinations; by source, destinations and positions
-    rowptr: np.ndarray  # of both
-    longest_row: int
-
-
-def ring_of(graphs: Selection) -> Ring:
-    """The edges of a padding, spread over its nodes: each edge goes to a node from the next one, so
-    that none is a loop."""
-    assert graphs.padding is not None
-    num_nodes, num_edges = graphs.num_real_rows(NODES), graphs.num_real_rows(EDGES)
-    count, extra = graphs.padding
-    begin = np.arange(count + 1) * extra // count
-    degree = np.diff(begin)
-    dst = np.repeat(np.arange(count), degree)
-    t_degree = np.roll(degree, 1)
-    t_col = (np.repeat(np.arange(count), t_degree) - 1) % count
-    t_perm = np.roll(np.arange(extra), int(degree[-1]))
-    t_begin = np.concatenate([[0], np.cumsum(t_degree)])
-    ends = np.stack([(dst + 1) % count, dst, t_col]) + num_nodes
-    return Ring(
-        np.concatenate([ends, t_perm[None] + num_edges]),
-        np.stack([begin, t_begin]) + num_edges, int(degree.max()),
-    )  # fmt: skip
-
-
-def write_edges(edge_index: Tensor, graphs: Selection) -> None:
-    """Writes the edges of the padding into a plain list."""
-    if not isinstance(edge_index, EdgeIndex):
-        (ends,) = send([ring_of(graphs).edges[:2]], graphs.device)
-        edge_index[:, graphs.num_real_rows(EDGES) :] = ends
-
-
-def write_ring(graphs: Selection, edges: Tensor, rowptr: Tensor) -> int:
-    """Writes the edges of the padding, in one copy to the device; returns the longest row."""
-    ring = ring_of(graphs)
-    of_padding, ptr = send([ring.edges, ring.rowptr], graphs.device)
-    edges[:, graphs.num_real_rows(EDGES) :] = of_padding
-    rowptr[:, graphs.num_real_rows(NODES) :] = ptr
-    return ring.longest_row
+def add_ring(edge_index: Tensor, batch: DeviceRows) -> Tensor:
+    """The edges of a batch as a plain list, with those of the padding."""
+    ring, _ = batch.ring()
+    return torch.where(batch.are_real(EDGES), edge_index, ring[:2])

@@ -1,18 +1,15 @@
-"""Where the rows of each graph of a dataset lie, and those of a batch of its graphs."""
+"""Where the rows of each graph of a dataset lie."""
 
 import warnings
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 from torch_geometric.data.storage import E_KEYS, N_KEYS
 
 from ..errors import ShapeError
 from ..graph.csr import EDGE_ATTRS
-from ..ops.join_edges import graph_rows
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,6 +54,8 @@ class Levels:
         self._sizes: list[Ints] = []
         self._numbers: dict[bytes, list[int]] = {}
         self._ptr: Ints | None = None
+        #: Increments that are tensors, with one for each graph.
+        self.incs: list[Tensor] = []
         for sizes in (np.ones_like(num_nodes), num_nodes, num_edges):
             self._add(sizes)
 
@@ -121,6 +120,11 @@ class Levels:
         number = self.find(key, sizes)
         return self._add(sizes) if number is None else number
 
+    def add_incs(self, incs: Tensor) -> int:
+        """A number for increments that are tensors."""
+        self.incs.append(incs)
+        return len(self.incs) - 1
+
     def sizes(self, level: int) -> Ints:
         """The number of rows of each graph."""
         return self._sizes[level]
@@ -133,74 +137,3 @@ class Levels:
             np.cumsum(np.stack(self._sizes), axis=1, out=ptr[:, 1:])
             self._ptr = ptr
         return self._ptr
-
-
-class Rows(NamedTuple):
-    """The rows of a batch at one level, int64."""
-
-    source: Tensor  # in the dataset
-    owner: Tensor  # the number of the graph of each in the batch
-
-
-class Selection:
-    """The graphs of a batch: their rows at each level, on the host and on the device.
-
-    All sizes are known on the host, so nothing waits for a GPU; what a GPU reads goes there in one
-    copy from pinned memory. With a padding the last graph is that of the padding. Its rows are
-    those after the last row of the dataset, which are zero.
-    """
-
-    def __init__(
-        self, levels: Levels, ids: Ints, device: torch.device, padding: Padding | None = None
-    ) -> None:
-        self.device, self.ids, self.padding, self.num_real = device, ids, padding, len(ids)
-        ends = levels.ptr
-        start, count = ends.take(ids, axis=1), ends.take(ids + 1, axis=1)
-        count -= start
-        if padding is not None:
-            extra = np.zeros((len(ends), 1), dtype=np.int64)
-            extra[: EDGES + 1, 0] = 1, *padding
-            count = np.concatenate([count, extra], axis=1)
-            start = np.concatenate([start, ends[:, -1:]], axis=1)
-        self.num_graphs = count.shape[1]
-        self._last = ends[:, -1]
-        #: Of each level the first row of each graph in the batch, and the number of rows.
-        self.ptr = np.zeros((len(ends), self.num_graphs + 1), dtype=np.int64)
-        np.cumsum(count, axis=1, out=self.ptr[:, 1:])
-        #: The same on the device, and the first row of each graph in the dataset.
-        self.sent_ptr, self.sent_start = send([self.ptr.copy(), start], device)
-        self._rows: dict[int, Rows] = {}
-
-    def num_rows(self, level: int) -> int:
-        """The number of rows of the batch."""
-        return int(self.ptr[level, -1])
-
-    def num_real_rows(self, level: int) -> int:
-        """The number of rows that are not of the padding."""
-        return int(self.ptr[level, self.num_real])
-
-    def offsets(self, level: int) -> Tensor:
-        """The first row of each graph in the batch, and the number of rows, int64."""
-        return self.sent_ptr[level]
-
-    def rows(self, level: int) -> Rows:
-        """The rows of the batch."""
-        if level not in self._rows:
-            total, last = self.num_rows(level), int(self._last[level])
-            self._rows[level] = Rows(
-                *graph_rows(self.sent_start, self.sent_ptr, level, total, last)
-            )
-        return self._rows[level]
-
-
-def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays on the device, by one copy that nothing waits for; those of longer numbers first."""
-    tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == 'cpu':
-        return tensors
-    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-    parts = flat.pin_memory().to(device, non_blocking=True).split([t.nbytes for t in tensors])
-    return [
-        part.view(tensor.dtype).view(tensor.shape)
-        for part, tensor in zip(parts, tensors, strict=True)
-    ]

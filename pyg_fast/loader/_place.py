@@ -18,6 +18,8 @@ class Place:
     def __init__(self, device: torch.device, is_padded: bool) -> None:
         self.device, self._is_padded = device, is_padded
         self._budget = Budget(device, None)
+        #: Whether all attributes fit there, so far.
+        self.is_on_device = True
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self._is_padded:
@@ -25,4 +27,5 @@ class Place:
         rows = rows.detach().contiguous()
         if self.device.type == 'cpu' or self._budget.take('auto', rows.nbytes):
             return rows.to(self.device)
+        self.is_on_device = False
         return pin(rows.cpu())

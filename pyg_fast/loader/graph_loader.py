@@ -24,7 +24,7 @@ from ._buckets import (
     sum_batches,
 )
 from ._collated import Collated
-from ._levels import Ints
+from ._levels import Ints, Padding
 from ._options import (
     WITHOUT_EFFECT,
     check_bool,
@@ -34,6 +34,7 @@ from ._options import (
 )
 from ._place import Place
 from ._read_graphs import GraphDataset, check_dataset, check_item, read_graphs
+from ._selection import Draw
 
 _log = logging.getLogger('pyg_fast')
 _EDGE_ORDERS = ('sorted', 'dataset')
@@ -199,16 +200,20 @@ class GraphLoader(DataLoader):
             self._graphs = graphs
 
     def __iter__(self) -> Iterator[BaseData]:
+        return (self._make_batch(draw) for draw in self._draw())
+
+    def _draw(self) -> Iterator[Draw]:
+        """Begins an epoch, and gives the graphs of each batch."""
         # As torch's loader, so that batches of the same seed are the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         if self.num_replicas is not None:
             self.sampler.set_epoch(self.epoch)
         self.epoch += 1
-        return self._make_batches()
+        return self._draws()
 
-    def _make_batches(self) -> Iterator[BaseData]:
+    def _draws(self) -> Iterator[Draw]:
         for ids in self._ids():
-            yield self._make_batch(ids)
+            yield Draw(ids, self._fit(ids))
         if self.pad is not None and self._buckets is None:
             self._buckets = self._choose_seen()
 
@@ -230,24 +235,30 @@ class GraphLoader(DataLoader):
             IndexError: If the dataset has no such graph.
             TypeError: If :obj:`index` holds no integers.
         """
-        return self._make_batch(_resolve_ids(index, len(self.dataset)))
+        ids = _resolve_ids(index, len(self.dataset))
+        return self._make_batch(Draw(ids, self._fit(ids)))
 
-    def _make_batch(self, ids: Ints) -> BaseData:
-        collated = self._collated
-        if collated is None:
-            assert self._graphs is not None
-            batch = self.collate_fn([self._graphs[k] for k in ids.tolist()])
-            return batch if self.device is None else _move(batch, self.device)
+    def _fit(self, ids: Ints) -> Padding | None:
+        """The padding of a batch of these graphs; None: it has none."""
         if self.pad is None:
-            return collated.make_batch(ids, None, masks=False)
-        size = int(collated.num_nodes[ids].sum()), int(collated.num_edges[ids].sum())
-        buckets, padding = self._buckets, None
-        if buckets is None:
+            return None
+        assert self._collated is not None
+        size = int(self._collated.num_nodes[ids].sum()), int(self._collated.num_edges[ids].sum())
+        if self._buckets is None:
             self._seen.setdefault(len(ids), []).append(size)
-        elif len(ids) == buckets.num_graphs:
-            padding = buckets.fit(*size)
-            self.num_unpadded += padding is None
-        return collated.make_batch(ids, padding, masks=True)
+            return None
+        if len(ids) != self._buckets.num_graphs:
+            return None
+        padding = self._buckets.fit(*size)
+        self.num_unpadded += padding is None
+        return padding
+
+    def _make_batch(self, draw: Draw) -> BaseData:
+        if self._collated is not None:
+            return self._collated.make_batch(*draw, masks=self.pad is not None)
+        assert self._graphs is not None
+        batch = self.collate_fn([self._graphs[k] for k in draw.ids.tolist()])
+        return batch if self.device is None else _move(batch, self.device)
 
     def _choose_buckets(self) -> Buckets | None:
         """The buckets of torch's own samplers; None: the first epoch will show them."""
