@@ -91,7 +91,8 @@ def capture(
     There is one CUDA graph for each size of padded batches. A smaller last batch, and one above
     the largest size, runs as usual; :attr:`num_eager` counts them. A step computes
     :obj:`loss_fn(forward(model, batch), batch)` and updates the parameters; each batch is exactly
-    one step. Results are those of the batch without padding:
+    one step. In :obj:`step.epoch()` such graphs also make the batches, which takes less time than a
+    batch of the loader. Results are those of the batch without padding:
 
     * :obj:`loss_fn` gets outputs and labels of graphs without the graph of the padding. Of outputs
       of nodes or edges it must leave out the padding by :obj:`batch.node_mask` or

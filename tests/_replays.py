@@ -1,5 +1,6 @@
 """CUDA graphs on a CPU: what a step did to its tensors is done again, without its Python code."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,17 +23,19 @@ class Replays:
     needs_state = True
 
     def __init__(self) -> None:
-        self.num_recorded = self.num_replayed = 0
+        #: How often each kind of inputs was recorded, and replayed.
+        self.recorded: Counter[type] = Counter()
+        self.replayed: Counter[type] = Counter()
 
     def record(self, inputs: Any, step: Callable[[Any], Any]) -> Callable[[], Any]:
         step(inputs.view())  # as a warm-up
-        batch, log = inputs.view(), Log()
+        view, log = inputs.view(), Log()
         with log:
-            out = step(batch)
-        self.num_recorded += 1
+            out = step(view)
+        self.recorded[type(inputs)] += 1
 
         def replay() -> Any:
-            self.num_replayed += 1
+            self.replayed[type(inputs)] += 1
             log.replay()
             return out
 

@@ -24,6 +24,8 @@ from torch_geometric.nn import (
 from torch_geometric.nn.aggr import SoftmaxAggregation
 
 import pyg_fast
+from pyg_fast._batches.filling import StaticNumbers
+from pyg_fast._batches.inputs import StaticBatch
 from pyg_fast._batches.norms import Level, Masks, masked
 from pyg_fast.loader import GraphLoader
 from tests._replays import Replays
@@ -141,8 +143,13 @@ def test_like_pygs_loop(graphs: list[Data], device: torch.device, how: str) -> N
     assert step.num_eager == 3 + loader.num_unpadded
     assert {id(loss) for loss in losses[0]} == {*map(id, set(losses[0]))}
     if how != 'direct' and device.type == 'cpu':
-        assert 1 < step._recorder.num_recorded <= len(loader.buckets)
-        assert step._recorder.num_replayed == 3 * 6 - step.num_eager - 1
+        recorder = step._recorder
+        assert 1 < recorder.recorded[StaticNumbers] <= recorder.recorded[StaticBatch]
+        assert recorder.recorded[StaticBatch] <= len(loader.buckets)
+        assert recorder.replayed[StaticBatch] == 3 * 6 - step.num_eager - 1
+        # The first batch of a size comes from the loader, and the one of the first step.
+        made = recorder.recorded[StaticBatch] + 1
+        assert recorder.replayed[StaticNumbers] == 3 * 6 - step.num_eager - made
 
 
 class GPS(nn.Module):
@@ -177,7 +184,7 @@ def test_gps(graphs: list[Data], device: torch.device) -> None:
         assert_same(ours, pygs)
     assert step.num_eager == 2 + loader.num_unpadded
     if device.type == 'cpu':
-        assert step._recorder.num_replayed > 0
+        assert step._recorder.replayed[StaticBatch] > 0
         step = replayed(pyg_fast.capture(pygs, loader, sgd(pygs, fused=True), loss_fn))
         with pytest.raises(RuntimeError, match='not permitted when stream is capturing'):
             list(step.epoch())
@@ -636,7 +643,7 @@ def test_inference(graphs: list[Data], device: torch.device) -> None:
             model.model.last.weight.mul_(2)  # Replays read it.
     assert evaluate.num_eager == 2 + loader.num_unpadded
     if device.type == 'cpu':
-        assert evaluate._recorder.num_replayed == 12 - evaluate.num_eager
+        assert evaluate._recorder.replayed[StaticBatch] == 12 - evaluate.num_eager
 
 
 # Arguments --------------------------------------------------------------------------------------

@@ -1,20 +1,18 @@
 """The memory from which a captured step reads batches."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 
 from ..graph._cache import cache_of
 from ..graph.batch_edge_index import DisjointEdgeIndex
-from ..graph.graph import graph_of, keep_graph
+from ..loader._edges import EdgeTensors, graph_in
 from ..loader._levels import NumReal
-from ..sparse.graph import Graph
 
 
 def num_real_of(batch: object) -> NumReal | None:
@@ -77,12 +75,10 @@ class StaticBatch:
     """
 
     def __init__(self, batch: Batch) -> None:
-        self._names = list(batch._store._mapping)
+        values = _values_of(batch)
         edge_index = batch._store._mapping.get('edge_index')
         self._edges = _Edges(edge_index) if isinstance(edge_index, DisjointEdgeIndex) else None
-        values = dict(batch._store._mapping)
-        if isinstance(edge_index, DisjointEdgeIndex):
-            values['edge_index'] = _tensors_of(edge_index)
+        self._names = list(values)
         kept = {key: v for key, v in values.items() if key == 'num_nodes' or _are_tensors(v)}
         self._kept = list(kept)
         flat, self._spec = tree_flatten(kept)
@@ -100,11 +96,19 @@ class StaticBatch:
         Raises:
             ValueError: If the batch does not have the attributes and sizes of the first one.
         """
-        flat = [leaf for key in self._kept for leaf in _leaves_of(batch, key)]
-        if list(batch._store._mapping) != self._names or len(flat) != len(self._leaves):
+        self.write_values(_values_of(batch))
+
+    def write_values(self, values: Mapping[str, object]) -> None:
+        """Copies the values of a batch, as :meth:`Collated.values` makes them.
+
+        Raises:
+            ValueError: As of :meth:`write`.
+        """
+        flat = [leaf for key in self._kept for leaf in _leaves_of(values.get(key))]
+        if list(values) != self._names or len(flat) != len(self._leaves):
             raise ValueError(
                 f"'batch' must have the attributes {self._names}, as the first batch of its size, "
-                f'got {list(batch._store._mapping)}'
+                f'got {list(values)}'
             )
         pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for old, new in zip(self._leaves, flat, strict=True):
@@ -148,42 +152,24 @@ class _Edges:
     """What the edges of all batches of a size have in common."""
 
     def __init__(self, edge_index: DisjointEdgeIndex) -> None:
-        self._num_nodes = edge_index.sparse_size(0)
-        self._longest_row = _graph_in(edge_index).longest_row
+        self._longest_row = graph_in(edge_index).longest_row
         self._is_loop_free = cache_of(edge_index).has_loops is False
 
-    def view(self, tensors: list[Tensor]) -> DisjointEdgeIndex:
-        data, long_rowptr, rowptr, col, t_rowptr, t_col, t_perm = tensors
-        size = self._num_nodes
-        graph = Graph(
-            rowptr, col, None, t_rowptr, t_col, t_perm, size, size,
-            longest_row=self._longest_row,
-        )  # fmt: skip
-        out = DisjointEdgeIndex.of(data, long_rowptr)
-        keep_graph(out, graph, self._is_loop_free)
-        return out
+    def view(self, tensors: EdgeTensors) -> DisjointEdgeIndex:
+        return tensors.to_edge_index(self._longest_row, self._is_loop_free)
 
 
-def _leaves_of(batch: Batch, key: str) -> Sequence[object]:
-    value = batch._store._mapping.get(key)
-    if type(value) is Tensor:
-        return (value,)
-    return _tensors_of(value) if isinstance(value, DisjointEdgeIndex) else tree_leaves(value)
+def _values_of(batch: Batch) -> dict[str, object]:
+    """The values of a batch, as :meth:`Collated.values` makes them."""
+    values = dict(batch._store._mapping)
+    edge_index = values.get('edge_index')
+    if isinstance(edge_index, DisjointEdgeIndex):
+        values['edge_index'] = EdgeTensors.of(edge_index)
+    return values
 
 
-def _graph_in(edge_index: EdgeIndex) -> Graph:
-    """The structure that the loader kept."""
-    size = edge_index.sparse_size(0)
-    return graph_of(edge_index, size, size)
-
-
-def _tensors_of(edge_index: DisjointEdgeIndex) -> list[Tensor]:
-    graph = _graph_in(edge_index)
-    parts = [
-        edge_index.as_tensor(), edge_index._indptr, graph.rowptr, graph.col, graph.t_rowptr,
-        graph.t_col, graph.t_perm,
-    ]  # fmt: skip
-    return [part for part in parts if part is not None]
+def _leaves_of(value: object) -> Sequence[object]:
+    return (value,) if type(value) is Tensor else tree_leaves(value)
 
 
 def _are_tensors(value: object) -> bool:

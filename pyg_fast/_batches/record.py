@@ -1,17 +1,21 @@
 """What runs a step again: a CUDA graph, or on a CPU the same code."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
-from torch_geometric.data import Batch
-
-from .inputs import StaticBatch
 
 _WARMUP = 2
 
-#: From a batch to tensors.
-Step = Callable[[Batch], object]
+View_co = TypeVar('View_co', covariant=True)
+View = TypeVar('View')
+
+
+class Inputs(Protocol[View_co]):
+    """Memory that a recorded step reads."""
+
+    def view(self) -> View_co:
+        """New objects that read the memory. A step gets them, and may change them."""
 
 
 class Recorder(Protocol):
@@ -20,7 +24,7 @@ class Recorder(Protocol):
     #: Whether a step must have run before, so that its optimizer has its state.
     needs_state: bool
 
-    def record(self, inputs: StaticBatch, step: Step) -> Callable[[], object]:
+    def record(self, inputs: Inputs[View], step: Callable[[View], object]) -> Callable[[], object]:
         """Makes a function that runs the step on what the inputs hold when it is called.
 
         It returns the same tensors each time. Recording may run the step: the caller restores what
@@ -33,7 +37,7 @@ class Direct:
 
     needs_state = False
 
-    def record(self, inputs: StaticBatch, step: Step) -> Callable[[], object]:
+    def record(self, inputs: Inputs[View], step: Callable[[View], object]) -> Callable[[], object]:
         return lambda: step(inputs.view())
 
 
@@ -50,23 +54,23 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, inputs: StaticBatch, step: Step) -> Callable[[], object]:
+    def record(self, inputs: Inputs[View], step: Callable[[View], object]) -> Callable[[], object]:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             for number in range(_WARMUP):
                 # The first run may wait: kernels get compiled.
                 self._warm_up(lambda: step(inputs.view()), is_last=number == _WARMUP - 1)
-            batch = inputs.view()
+            view = inputs.view()
         torch.clear_autocast_cache()  # Replays read parameters, not copies of these.
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                out = step(batch)
+                out = step(view)
         finally:
             torch.clear_autocast_cache()
             current.wait_stream(self._stream)
-        held = (batch, inputs, out)
+        held = (view, inputs, out)
 
         def replay() -> object:
             graph.replay()

@@ -19,7 +19,9 @@ from .._compile import backend
 from ..graph.small_graphs import small_graphs
 from ..loader import GraphLoader
 from ..loader._levels import GRAPHS, NumReal
+from ..loader._selection import Draw
 from .check import Result, check_padding
+from .filling import Filling
 from .inputs import SizedIds, StaticBatch, num_real_of
 from .norms import Masks, list_norms, masked
 from .record import Recorder, recorder_of
@@ -55,6 +57,7 @@ class Slot:
     def __init__(self, batch: Batch) -> None:
         self.inputs = StaticBatch(batch)
         self.replay: Callable[[], Any] | None = None
+        self.filling: Filling | None = None
 
 
 class Runs:
@@ -109,6 +112,39 @@ class Runs:
             self.reset()
             self._note_state()
 
+    def _given(self) -> Iterator[Batch | Draw]:
+        """What the loader gives in an epoch: only the graphs of each batch, if it can be made in
+        the memory of its size."""
+        loader = self.loader
+        is_its_own = type(loader).__iter__ is GraphLoader.__iter__
+        if is_its_own and loader._collated is self._collated and self._collated.is_on_device:
+            return loader._draw()
+        return iter(loader)
+
+    def _load(self, given: Batch | Draw) -> tuple[Batch | None, Slot | None]:
+        """The size of a batch, whose inputs hold it then; None: the batch must run as it is.
+        Without a batch, it was made in the inputs, and the step of its size is recorded."""
+        if isinstance(given, Draw):
+            slot = self._fill(given)
+            if slot is not None:
+                return None, slot
+            given = self.loader._make_batch(given)
+        return given, self._find(given, real_rows_of(given))
+
+    def _fill(self, draw: Draw) -> Slot | None:
+        """The size of the batch of some graphs, which was made in its inputs; None: it must be made
+        by the loader. Those are batches without padding, and the first ones of a size."""
+        if draw.padding is None:
+            return None
+        graphs = self._collated.select(*draw)
+        slot = self._slots.get(Rows(*graphs.num_rows))
+        if slot is None or slot.replay is None or self._is_too_small(graphs.real):
+            return None
+        if slot.filling is None:
+            slot.filling = Filling(self._collated, slot.inputs, self._recorder, graphs)
+        slot.filling(graphs)
+        return slot
+
     def _find(self, batch: Batch, real: NumReal) -> Slot | None:
         """The size of a batch, whose inputs hold it then; None: the batch must run as it is."""
         if real.graphs == batch.num_graphs:
@@ -120,11 +156,14 @@ class Runs:
             if self._checks:
                 self._check(slot, batch, real, rows)
             self._slots[rows] = slot
-        # A batch norm refuses a single row.
-        if self._norms and any(real[level] < 2 for level in self._norm_levels):
+        if self._is_too_small(real):
             return None
         slot.inputs.write(batch)
         return slot
+
+    def _is_too_small(self, real: NumReal) -> bool:
+        """Whether the batch has a single row that a batch norm refuses."""
+        return bool(self._norms) and any(real[level] < 2 for level in self._norm_levels)
 
     def _note_state(self) -> None:
         """Takes the present tensors, modes and options as given."""

@@ -12,6 +12,7 @@ from torch_geometric.data import Batch
 
 from ..errors import ShapeError
 from ..loader import GraphLoader
+from ..loader._selection import Draw
 from .check import Result
 from .gradients import Gradients
 from .runs import Forward, Runs, Slot, real_rows_of
@@ -50,13 +51,14 @@ class CapturedBatchStep(Runs):
         self._used: dict[int, list[Parameter]] = {}
 
     def epoch(self) -> Iterator[Tensor]:
-        """Trains on all batches of the loader.
+        """Trains on all batches of the loader. It takes less time than a call for each: once a step
+        is captured, a second graph makes its batches, in the memory from which it reads them.
 
         Yields:
             Tensor: The loss of each batch, as of a call.
         """
-        for batch in self.loader:
-            yield self(batch)
+        for given in self._given():
+            yield self._run(given)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Trains once.
@@ -73,10 +75,13 @@ class CapturedBatchStep(Runs):
                 first one of its size.
             RuntimeError: If the step waits for the GPU or cannot be captured.
         """
-        real = real_rows_of(batch)
+        real_rows_of(batch)
+        return self._run(batch)
+
+    def _run(self, given: Batch | Draw) -> Tensor:
         with self._running():
             self._renew()
-            slot = self._find(batch, real)
+            batch, slot = self._load(given)
             self._gradients.begin(self._parameters)
             if self._update is not None:
                 self._update.read_rates()
@@ -87,18 +92,20 @@ class CapturedBatchStep(Runs):
             self._note_state()
             return loss
 
-    def _step(self, slot: Slot | None, batch: Batch) -> Tensor:
+    def _step(self, slot: Slot | None, batch: Batch | None) -> Tensor:
         if slot is None:
+            assert batch is not None
             self.num_eager += 1
             return self._train(batch, None)
         if slot.replay is None:
+            assert batch is not None
             self._record(slot, batch)
             assert slot.replay is not None
         loss: Tensor = slot.replay()
         self._gradients.attach(self._used[id(slot)])
         return loss.clone()  # The next replay writes into it.
 
-    def _first_step(self, slot: Slot | None, batch: Batch) -> Tensor:
+    def _first_step(self, slot: Slot | None, batch: Batch | None) -> Tensor:
         if slot is None or not self._recorder.needs_state:
             return self._step(slot, batch)
         return self._train(slot.inputs.view(), slot)

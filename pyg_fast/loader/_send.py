@@ -21,7 +21,7 @@ def pack(arrays: Sequence[np.ndarray], pin: bool) -> Tensor:
     """Copies arrays side by side into one piece of host memory. Torch does not use pinned memory
     for anything else before copies of it have run."""
     begins = _begins(arrays)
-    flat = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=pin)
+    flat = torch.empty(begins[-1], dtype=torch.uint8, device='cpu', pin_memory=pin)
     memory = flat.numpy()
     for begin, array in zip(begins, arrays, strict=False):
         part = memory[begin : begin + array.nbytes]
