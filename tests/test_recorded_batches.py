@@ -158,15 +158,16 @@ def test_what_the_loader_makes(device: torch.device) -> None:
     assert loader.epoch == 3
     other = Scaled(graphs, 8, device=device, pad='buckets')
     twice = captured(other)
-    losses = [list(twice.epoch()) for _ in range(3)]
+    start, *_, end = [loss for _ in range(3) for loss in twice.epoch()]
+    assert start > end
     assert other.num_made == 3 * 6
     step.reset()
     step.loader = GraphLoader(graphs[::-1], 8, device=device, pad='buckets')
     plain = captured(step.loader)
     step.model.load_state_dict(plain.model.state_dict())
     for _ in range(2):
-        torch.testing.assert_close(list(step.epoch()), list(plain.epoch()))
-    assert losses[0][0] > losses[2][0]
+        losses = list(step.epoch()), list(plain.epoch())
+        torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-4)
 
 
 def test_batches_of_other_sizes(device: torch.device) -> None:
@@ -192,23 +193,26 @@ def test_attributes_of_a_batch_that_was_changed(device: torch.device) -> None:
 
 # On a GPU ---------------------------------------------------------------------------------------
 def test_many_batches_without_a_wait(cuda: torch.device) -> None:
-    """The host is far ahead: memory that copies and graphs read is not written before."""
+    """The host is far ahead, on another stream than that of the recording: memory that copies and
+    graphs read is not written before."""
     loader = GraphLoader(molecules(512), 8, True, device=cuda, pad='buckets')
     fillings, draws = Fillings(loader), []
     for draw, batch in padded(loader, 1):
         fillings.fill(draw, batch)
     torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)
     torch.cuda.set_sync_debug_mode('error')
     try:
-        for draw in loader._draw():
-            key = tuple(loader._collated.select(*draw).num_rows)
-            if draw.padding is not None and key in fillings.by_size:
-                inputs = fillings.fill(draw, None)  # type: ignore[arg-type]
-                leaves = [t.clone() for t in inputs._leaves if isinstance(t, Tensor)]
-                draws.append((draw, leaves))
+        with torch.cuda.stream(torch.cuda.Stream(cuda)):
+            torch.cuda._sleep(2_000_000_000)
+            for draw in loader._draw():
+                key = tuple(loader._collated.select(*draw).num_rows)
+                if draw.padding is not None and key in fillings.by_size:
+                    inputs = fillings.fill(draw, None)  # type: ignore[arg-type]
+                    leaves = [t.clone() for t in inputs._leaves if isinstance(t, Tensor)]
+                    draws.append((draw, leaves))
     finally:
         torch.cuda.set_sync_debug_mode('default')
+    torch.cuda.synchronize()
     assert len(draws) > 32
     for draw, leaves in draws:
         wanted = [t for t in tree_leaves(tensors_of(loader._make_batch(draw)))

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..ops.join_edges import graph_rows
 from ._levels import EDGES, Ints, Levels, NumReal, Padding
 from ._ring import ring_of
+from ._send import Array
 
 
 class Draw(NamedTuple):
@@ -85,7 +86,7 @@ class Selection:
         num_rows, last = self.ptr[:, -1].tolist(), self._levels.ptr[:, -1].tolist()
         return Sizes(len(self.ids), is_padded, *map(tuple, (num_rows, last, shifts.tolist())))
 
-    def numbers(self) -> list[np.ndarray]:
+    def numbers(self) -> list[Array]:
         """All that a device must know of the graphs: arrays whose shapes depend on the sizes of
         the batch alone."""
         incs = [self.incs(number).numpy() for number in range(len(self._levels.incs))]

@@ -1,6 +1,7 @@
 """Sends arrays to a device: all of a batch by one copy, for which nothing waits."""
 
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -10,26 +11,56 @@ from torch import Tensor
 _ALIGNED = 16
 
 
-def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+class Tail(NamedTuple):
+    """The last columns of a matrix. The others are zero, or undefined, which takes no time."""
+
+    values: np.ndarray
+    num_columns: int
+    is_zero_before: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.values), self.num_columns
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.values) * self.num_columns * self.values.itemsize
+
+
+Array: TypeAlias = np.ndarray | Tail
+
+
+def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     """Arrays as tensors on the device; on a CPU without a copy."""
-    if device.type == 'cpu':
-        return [torch.from_numpy(array) for array in arrays]
-    return unpack(pack(arrays, pin=True).to(device, non_blocking=True), arrays)
+    if device.type != 'cpu':
+        return unpack(pack(arrays, pin=True).to(device, non_blocking=True), arrays)
+    out = []
+    for array in arrays:
+        if isinstance(array, Tail):
+            whole = np.empty(array.shape, array.dtype)
+            _write(array, whole)
+            array = whole
+        out.append(torch.from_numpy(array))
+    return out
 
 
-def pack(arrays: Sequence[np.ndarray], pin: bool) -> Tensor:
-    """Copies arrays side by side into one piece of host memory. Torch does not use pinned memory
+def pack(arrays: Sequence[Array], pin: bool) -> Tensor:
+    """Writes arrays side by side into one piece of host memory. Torch does not use pinned memory
     for anything else before copies of it have run."""
     begins = _begins(arrays)
     flat = torch.empty(begins[-1], dtype=torch.uint8, device='cpu', pin_memory=pin)
     memory = flat.numpy()
     for begin, array in zip(begins, arrays, strict=False):
         part = memory[begin : begin + array.nbytes]
-        part.view(array.dtype).reshape(array.shape)[...] = array
+        _write(array, part.view(array.dtype).reshape(array.shape))
     return flat
 
 
-def unpack(flat: Tensor, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+def unpack(flat: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
     """The parts of packed memory, as tensors like the arrays."""
     return [
         flat[begin : begin + array.nbytes].view(_dtype_of(array)).view(array.shape)
@@ -37,7 +68,17 @@ def unpack(flat: Tensor, arrays: Sequence[np.ndarray]) -> list[Tensor]:
     ]
 
 
-def _begins(arrays: Sequence[np.ndarray]) -> list[int]:
+def _write(array: Array, out: np.ndarray) -> None:
+    if not isinstance(array, Tail):
+        out[...] = array
+        return
+    before = array.num_columns - array.values.shape[1]
+    out[:, before:] = array.values
+    if array.is_zero_before:
+        out[:, :before] = 0
+
+
+def _begins(arrays: Sequence[Array]) -> list[int]:
     """Where each array begins, and the end."""
     begins = [0]
     for array in arrays:
@@ -45,5 +86,5 @@ def _begins(arrays: Sequence[np.ndarray]) -> list[int]:
     return begins
 
 
-def _dtype_of(array: np.ndarray) -> torch.dtype:
-    return torch.from_numpy(array[:0]).dtype
+def _dtype_of(array: Array) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
