@@ -28,8 +28,8 @@ class Sizes(NamedTuple):
         is_padded: Whether there is one more graph.
         num_rows: The number of rows of each level.
         last: The number of rows of the dataset at each level.
-        shifts: Whether PyG adds increments that are sizes of the level: not if that of the last
-            graph is zero, which no graph of a padding has.
+        shifts: Whether increments that are sizes of the level are added. PyG does not if that of
+            the last graph is zero; with a padding they always are, so that dtypes stay the same.
     """
 
     num_real: int
@@ -123,6 +123,7 @@ class DeviceRows:
         self.start = sent[1]
         self._others = sent[2:]
         self._rows: dict[int, Rows] = {}
+        self._are_real: dict[int, Tensor] = {}
 
     def num_rows(self, level: int) -> int:
         """The number of rows of the batch."""
@@ -150,4 +151,6 @@ class DeviceRows:
 
     def are_real(self, level: int) -> Tensor:
         """Which rows are not of the padding."""
-        return self.rows(level).owner < self.sizes.num_real
+        if level not in self._are_real:
+            self._are_real[level] = self.rows(level).owner < self.sizes.num_real
+        return self._are_real[level]
