@@ -49,7 +49,7 @@ class Collated:
         exclude_keys: Collection[str],
     ) -> None:  # fmt: skip
         first = graphs[0]
-        self.device, self._place, self._follow = place.device, place, frozenset(follow_batch)
+        self.device, self._follow = place.device, frozenset(follow_batch)
         columns = _read(graphs, exclude_keys)
         self.num_nodes = _count_nodes(graphs)
         self._has_batch = first._store.can_infer_num_nodes
@@ -80,6 +80,8 @@ class Collated:
             for key, column in columns.items()
         }  # fmt: skip
         self._edges = edges
+        #: Whether all attributes are in the memory of the device: none is in pinned memory.
+        self.is_on_device = place.is_on_device
         self._template = Batch(_base_cls=type(first)).stores_as(first)
 
     def make_batch(self, ids: Ints, padding: Padding | None, masks: bool) -> Batch:
@@ -104,11 +106,6 @@ class Collated:
         for name in ('slices', 'incs'):
             store.__dict__[_NAMES[name]] = Lazy(partial(self._tell, name, graphs))
         return out
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether all attributes are in the memory of the device: not in pinned memory."""
-        return self._place.is_on_device
 
     def select(self, ids: Ints, padding: Padding | None) -> Selection:
         """Where the rows of a batch of these graphs lie."""
