@@ -51,7 +51,7 @@ from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
 from ._passes import Passes
 from ._plan import Plan, describe, make_plan
-from ._run import SLOWER_IN_TILES, SLOWER_TWICE, is_slower_in_tiles, run
+from ._run import SLOWER_IN_TILES, SLOWER_TWICE, is_slower_in_tiles, keeps_maps, run
 from ._trace import READS_VALUE, describe_error, line_of, tracing
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
@@ -388,8 +388,10 @@ def _store_for(code: object) -> _CaptureStore:
 
 
 @lru_cache(maxsize=1024)
-def _passes_for(captured: CapturedMessage, reduces: tuple[str, ...]) -> Passes:
-    return Passes(make_plan(captured, reduces))
+def _passes_for(
+    captured: CapturedMessage, reduces: tuple[str, ...], keeps_maps: bool = False
+) -> Passes:
+    return Passes(make_plan(captured, reduces, keeps_maps))
 
 
 class _Changes(Refused):
@@ -573,10 +575,12 @@ class Entry:
             passes = captured.passes.get(reduces)
             if passes is None:
                 passes = captured.passes[reduces] = _passes_for(captured, reduces)
+            trains = torch.is_grad_enabled()
+            if num_edges is not None and trains and keeps_maps(passes, num_edges, device):
+                passes = _passes_for(captured, reduces, True)
             self.last = passes.plan
             if num_edges is not None and passes.plan.in_blocks:
                 _check_several_blocks(passes.plan, num_edges, device)
-            trains = torch.is_grad_enabled()
             if num_edges is not None and is_slower_in_tiles(passes, num_edges, trains, device):
                 raise InMemory(SLOWER_IN_TILES)
             if num_edges is not None and trains and passes.derives_twice and device.type == 'cpu':

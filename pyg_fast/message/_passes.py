@@ -324,6 +324,15 @@ class Passes:
         return self.plan.repeats_work and self.plan.has_wide_maps
 
     @property
+    def may_keep_maps(self) -> bool:
+        """:attr:`Plan.may_keep_maps`."""
+        return self._may_keep_maps()
+
+    @_memoize
+    def _may_keep_maps(self) -> bool:
+        return self.plan.may_keep_maps
+
+    @property
     def map_gradients(self) -> MapGradients | None:
         """The derivative for passes over tiles, None if these cannot compute it."""
         return self._derive_maps()

@@ -79,7 +79,8 @@ class Plan(NamedTuple):
     score and the reciprocal sum of exponentials of its destination. With :obj:`in_blocks` torch's
     operators run the message over blocks of edges in place of a kernel; with :obj:`in_tiles` a
     kernel over tiles of edges does, which has matrix products. :obj:`rows` is what the layer's
-    `aggregate` computes of the outputs. :obj:`on_cuda` tells for which device it is planned.
+    `aggregate` computes of the outputs. :obj:`on_cuda` tells for which device it is planned, and
+    :obj:`keeps_maps` that the prologue has linear maps of values computed for each edge.
     """
 
     prologue: Program
@@ -96,6 +97,7 @@ class Plan(NamedTuple):
     rows: RowPart | None = None
     in_tiles: bool = False
     on_cuda: bool = False
+    keeps_maps: bool = False
 
     def lookup(self, k: int) -> Value:
         """The operation that reads the rows of the table that is input `k`."""
@@ -113,6 +115,22 @@ class Plan(NamedTuple):
             for at in self.prologue.reachable([each.at]) if self.prologue[at].op == 'mm'
         )  # fmt: skip
         return 4 * own > 3 * (own + hoisted)
+
+    @property
+    def is_mlp(self) -> bool:
+        """Whether PyG's code has linear maps of values computed for each edge."""
+        return self.in_tiles or self.keeps_maps
+
+    @property
+    def may_keep_maps(self) -> bool:
+        """Whether torch computes the linear maps for training, and keeps their values: it is faster
+        than tiles or blocks of a GPU, which compute maps of features of edges twice. Of random
+        numbers, kernels know their own alone."""
+        if not (self.on_cuda and (self.in_tiles or self.in_blocks) and self.repeats_work):
+            return False
+        before = [self.message[at] for at in self.message.reachable(self._reachable_maps())]
+        loads = {value.attrs[0] for value in before if value.op in ('load', 'lookup')}
+        return loads <= {'edge', 'param'} and all(value.op != 'keep' for value in before)
 
     @property
     def width(self) -> int:
@@ -153,8 +171,11 @@ class Plan(NamedTuple):
         return describe(self)
 
 
-def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
-    """Plans a message.
+def make_plan(
+    captured: CapturedMessage, reduces: Sequence[str], keeps_maps: bool = False
+) -> Plan:
+    """Plans a message. With :obj:`keeps_maps` the prologue has the linear maps of features of
+    edges alone, so that autograd keeps their values.
 
     Raises:
         Refused: If no kernel computes it.
@@ -167,8 +188,9 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
     program, summed, tail = _simplify(captured.program, requested)
     values = [each.at for each in summed]
     acc = _check_dtypes(program, values, captured.autocast)
-    in_blocks = _maps_computed_values(program, values)
-    hoisted = _find_hoistable(program, values)
+    kept = _find_maps_of_edges(program, values) if keeps_maps else set()
+    in_blocks = _maps_computed_values(program, values, kept)
+    hoisted = _find_hoistable(program, values) | kept
     if in_blocks or not captured.on_cuda:  # A CPU and blocks get rows of tables from torch.
         hoisted |= {at for at in program.reachable(values) if program[at].op == 'lookup'}
     if not in_blocks:
@@ -192,7 +214,7 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
         program, tuple(split.inputs), split.message, tuple(reduces), acc, tuple(outputs), tail,
         captured.program[captured.reduced[0].at].dtype, captured.num_dropouts,
         tuple(split.softmaxes), in_blocks and not in_tiles, captured.rows, in_tiles,
-        captured.on_cuda,
+        captured.on_cuda, keeps_maps,
     )  # fmt: skip
 
 
@@ -654,24 +676,33 @@ def _find_wide_edge_maps(p: Program, outputs: list[int], most_products: float) -
     maps = [at for at in order if p[at].op == 'mm' and not p[at].attrs and p.dependence(at) == EDGE]
     products = sum(math.prod(p[p[at].args[0]].shape) * p[at].shape[-1] for at in maps)
     most = _MAX_EDGE_INPUTS if products <= most_products else 0
-    wide = {at for at in maps if p[p[at].args[0]].shape[-1] > most}
-    for at in order:
+    return _with_biases(p, order, {at for at in maps if p[p[at].args[0]].shape[-1] > most})
+
+
+def _find_maps_of_edges(p: Program, outputs: list[int]) -> set[int]:
+    """Linear maps of features of edges alone, also with their bias."""
+    order = p.reachable(outputs)
+    maps = {at for at in order if p[at].op == 'mm' and p.dependence(at) == EDGE}
+    return _with_biases(p, order, maps)
+
+
+def _with_biases(p: Program, order: Sequence[int], maps: set[int]) -> set[int]:
+    """Linear maps, and what is one of them with its bias."""
+    return maps | {
+        at for at in order
         if p[at].op == 'add' and any(
-            one in wide
-            and p[one].shape == p[at].shape
-            and p.dependence(bias) == PARAM
-            and p[bias].op != 'const'
+            one in maps and p[one].shape == p[at].shape
+            and p.dependence(bias) == PARAM and p[bias].op != 'const'
             for one, bias in (p[at].args, p[at].args[::-1])
-        ):
-            wide.add(at)
-    return wide
+        )
+    }  # fmt: skip
 
 
-def _maps_computed_values(p: Program, outputs: list[int]) -> bool:
+def _maps_computed_values(p: Program, outputs: list[int], hoisted: set[int]) -> bool:
     """Whether a linear map takes values computed for each edge, which no kernel does."""
     return any(
         p[at].op == 'mm' and p[at].attrs and p.dependence(at) not in (SRC, DST)
-        for at in p.reachable(outputs)
+        for at in p.reachable(outputs, hoisted)
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..sparse.graph import Graph
+from ._activations import Activation, find_activations
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
 from ._rows import RowPart
 
@@ -37,7 +38,8 @@ class Prologue:
 
     def __init__(self, program: Program, wanted: list[int]) -> None:
         self.program, self.wanted = program, wanted
-        self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
+        self.activations: dict[int, tuple[Activation, int]] = {}
+        self.order = self._find_order()
         self.end = {at: end for at in self.order if (end := program.dependence(at)) != PARAM}
         self.ends = {end for end in self.end.values() if end in (SRC, DST)}
         # Loads of nodes, whose rows of nodes without edges are replaced.
@@ -48,9 +50,26 @@ class Prologue:
         self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
         self.calls = self._make_calls()
 
+    def _find_order(self) -> list[int]:
+        """The values to compute, without those that are within an activation."""
+        wanted = [at for at in self.wanted if self.program[at].op != 'load']
+        found = find_activations(self.program, self.program.reachable(wanted))
+        needed, stack = set(), wanted
+        while stack:
+            at = stack.pop()
+            if at not in needed:
+                needed.add(at)
+                self.activations |= {at: found[at]} if at in found else {}
+                stack += self._args(at)
+        return sorted(needed)
+
+    def _args(self, at: int) -> tuple[int, ...]:
+        """What the call of a value takes."""
+        return self.activations[at][1:] if at in self.activations else self.program[at].args
+
     def _make_calls(self) -> list[_Call]:
         program = self.program
-        users = [arg for at in self.order for arg in program[at].args] + self.wanted
+        users = [arg for at in self.order for arg in self._args(at)] + self.wanted
         affine = {
             at: parts for at in self.order if (parts := self._find_affine(at, users)) is not None
         }
@@ -64,6 +83,10 @@ class Prologue:
         for at in self.order:
             value = program[at]
             if value.op in ('load', 'const') or at in inside:
+                continue
+            if at in self.activations:
+                activation, x = self.activations[at]
+                calls.append(_Call(at, activation, (x,), (), ()))
                 continue
             if at in splits:
                 pieces = splits[at]

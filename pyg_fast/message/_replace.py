@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..graph.small_graphs import are_few, width_of_mlp
+from ..graph.small_graphs import are_few, runs_pygs_code, width_of_mlp
 from ..ops._edges import assert_no_invalid
 from ..ops.head_map import in_torch
 from . import _markers
@@ -136,7 +136,10 @@ def _replace(
     graph, order = module.graph, list(module.graph.nodes)
     with _autocast_at(order, aggregates[0]) as inside:
         region = Region(module, aggregates, traffic)
-        plan, reads, places, writes = _plan_region(region)
+        # The mode of gradients is that of the graph, not that in which it is compiled.
+        trains = any(fake_of(node).requires_grad for node in aggregates)
+        derives = trains if gradients is None else gradients
+        plan, reads, places, writes = _plan_region(region, derives)
         passes = passes_of(text := dumps(plan))
         _check_size(region, passes)
         autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) or inside
@@ -150,9 +153,7 @@ def _replace(
         count = fake_of(region.num_src if role == 'src' else region.num_dst)
         if not statically_known_true(read[at].shape[0] == count):
             raise Refused('message gathers from what has no row for each node')
-    # The mode of gradients is that of the graph, not that in which it is compiled.
-    trains = any(fake_of(node).requires_grad for node in aggregates)
-    needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
+    needs = _needs_gradient(passes, read, derives, gradients)
     count = fake_of(region.index).shape[0]
     if isinstance(count, int) and is_slower_in_tiles(passes, count, any(needs)):
         raise Refused(SLOWER_IN_TILES)
@@ -171,7 +172,7 @@ def _replace(
 
 
 def _plan_region(
-    region: Region,
+    region: Region, derives: bool
 ) -> tuple[Plan, list[RegionInput], dict[tuple[str, str | int], int], list[Node]]:
     """The plan of a region; its inputs with their places; and the values of edges that it writes.
 
@@ -189,6 +190,8 @@ def _plan_region(
         writes = []
         captured, reads, places = region.capture()
         plan = make_plan(captured, region.reduces)
+    if derives and plan.may_keep_maps and runs_pygs_code():
+        plan = make_plan(captured, region.reduces, True)
     if plan.in_blocks:
         raise Refused('a linear map of values computed for each edge')
     region.check_drawn_once(writes)
@@ -290,7 +293,7 @@ def _check_size(region: Region, passes: Passes) -> None:
     """Refuses a region of so few edges that PyG's compiled code is faster."""
     width = max(math.prod(each.shape) for each in passes.plan.inputs)
     index = fake_of(region.index)
-    if passes.plan.in_tiles and index.is_cuda:
+    if passes.plan.is_mlp and index.is_cuda:
         width = width_of_mlp(width, True)
     kind = 'compiled' if passes.weighted_sum is None else 'compiled sum'
     if are_few(index.shape[0], width, index.is_cuda, kind):

@@ -100,6 +100,13 @@ def is_slower_in_tiles(
     )  # fmt: skip
 
 
+def keeps_maps(passes: Passes, num_edges: int, device: torch.device) -> bool:
+    """Whether torch computes the linear maps for training, and keeps their values: of features of
+    edges alone, where these fit into the memory of the `device`."""
+    may_keep = passes.may_keep_maps and runs_pygs_code()
+    return may_keep and _blocks.fits_memory(passes.plan, num_edges, device)
+
+
 def _with_seed(inputs: Inputs, seed: Tensor | None) -> Inputs:
     return inputs if seed is None else {**inputs, ('seed', 0): seed}
 

@@ -516,10 +516,10 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
     own, plan = conv.__dict__, entry.last
-    if plan is not None and '_of_mlp' not in own and (plan.in_tiles or not edge_index.is_cuda):
-        own['_of_mlp'], own['_work'] = plan.in_tiles, plan.work
+    if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
+        own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
         width = own.get('_width', 1)
-        if plan.in_tiles:
+        if plan.is_mlp:
             width = width_of_mlp(width, edge_index.is_cuda)
         own['_width'] = width if edge_index.is_cuda else max(width, plan.width)
     for rank in {out.dim() for out in outs}:

@@ -218,8 +218,8 @@ def by_numpy(
 
     joint, make_plan = _passes.Passes.joint_pass, _entry.make_plan
 
-    def plan_on_gpu(captured: Any, reduces: Any) -> Any:
-        return make_plan(dataclasses.replace(captured, on_cuda=True), reduces)
+    def plan_on_gpu(captured: Any, *args: Any) -> Any:
+        return make_plan(dataclasses.replace(captured, on_cuda=True), *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_passes.Passes, 'joint_pass', lambda passes, cuda: joint(passes, True))

@@ -519,8 +519,8 @@ def test_compiled(
 ) -> None:
     make_plan = _replace.make_plan
 
-    def plan_on_gpu(captured: Any, reduces: Any) -> Any:
-        return make_plan(dataclasses.replace(captured, on_cuda=True), reduces)
+    def plan_on_gpu(captured: Any, *args: Any) -> Any:
+        return make_plan(dataclasses.replace(captured, on_cuda=True), *args)
 
     monkeypatch.setattr(_replace, 'make_plan', plan_on_gpu)
     if device.type == 'cpu' and kind != 'max':  # C++ of the rest once is enough.
@@ -559,9 +559,10 @@ def test_compiled_on_a_cpu(make: Callable[[], nn.Module], x: Tensor) -> None:
 class Filter(MessagePassing):
     """An MLP of features of edges: no map runs on nodes."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 16, p: float | None = None) -> None:
         super().__init__(aggr='add')
-        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, width))
+        dropout = [] if p is None else [nn.Dropout(p)]
+        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.GELU(), *dropout, nn.Linear(8, width))
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, e=e)
@@ -574,9 +575,9 @@ class Filter(MessagePassing):
 def test_pygs_code_where_it_is_faster_on_a_gpu(
     width: int, is_slower: bool, x: Tensor, limits: Callable[..., None]
 ) -> None:
-    """To train with wide maps of float32 of edges alone."""
+    """To train with wide maps of float32 of edges alone, behind random numbers."""
     limits(few_edges=(0, 0))
-    layer = pyg_fast.accelerate(Filter(width))
+    layer = pyg_fast.accelerate(Filter(width, 0.5))
     with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
         layer(torch.randn(N, width), edges(), torch.randn(E, 2))
         assert ('again' in (why_pygs(layer) or '')) == is_slower
@@ -585,6 +586,23 @@ def test_pygs_code_where_it_is_faster_on_a_gpu(
             layer(torch.randn(N, width), edges(), torch.randn(E, 2))
     assert why_pygs(layer) == ''
     assert 'message_tiles' in names
+
+
+def test_maps_of_edges_alone_are_kept(x: Tensor, limits: Callable[..., None]) -> None:
+    """To train, torch computes them; else tiles do."""
+    limits(few_edges=(0, 0))
+    layer = Filter()
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    args = as_type([x, edges(), torch.randn(E, 2)], torch.float32, CPU)
+    with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
+        found = results(ours, args)
+        assert why_pygs(ours) == ''
+        assert set(names) == {'message_pass'}
+        with torch.no_grad():
+            ours(*args)
+        assert 'message_tiles' in names
+    for mine, theirs in zip(found, results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_mlps_of_few_edges(
