@@ -46,6 +46,8 @@ _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
 _ATTENTION = 'nn.MultiheadAttention in message has no kernel'
 _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
+_CONSTANT = 'a constant tensor made in message'
+_MAX_COLUMNS = 128  # Each is a value of its own.
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
 
 
@@ -69,6 +71,7 @@ class Parser:
         self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
         self.ends: dict[Node, tuple[int, int]] = {}  # of each `edge_index`: its rows
+        self.columns: dict[Node, list[int]] = {}  # of indices of channels, as in `x[:, [1, 0]]`
         self.num_dropouts = 0
         self.is_derivative = False  # whether the graph is that of a derivative
         # Results of an `aggregate`, and the container in which it returns them.
@@ -101,7 +104,10 @@ class Parser:
             elif node.op == 'get_attr':
                 tensor = getattr(graph, node.target)
                 if tensor.numel() != 1:
-                    raise Refused('a constant tensor made in message')
+                    if tensor.dim() != 1 or tensor.dtype != torch.int64 or tensor.numel() == 0:
+                        raise Refused(_CONSTANT)
+                    self.columns[node] = tensor.tolist()
+                    continue
                 self.at[node] = self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
             else:
                 try:
@@ -113,6 +119,8 @@ class Parser:
 
     def _value(self, node: object) -> int:
         at = self.at.get(node) if isinstance(node, Node) else None
+        if isinstance(node, Node) and node in self.columns:
+            raise Refused(_CONSTANT)
         if not isinstance(at, int):
             raise Refused('a result that is no tensor of the edges')
         return at
@@ -211,11 +219,15 @@ class Parser:
         target = node.target
         if any(each in self.ends for each in node.all_input_nodes):
             return self._row_of_edge_index(node)
+        if target in SAME and _args(node)[0] in self.columns:
+            self.columns[node] = self.columns[_args(node)[0]]
+            return []
         anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target not in _readers:
-            raise Refused(_without_kernel(node))
+            of_parameters = node.all_input_nodes and not self._is_on_edges(node)
+            raise Refused(_without_kernel(node, ' of parameters' if of_parameters else ''))
         return _readers[target](self, node)
 
     @_reads(operator.getitem)
@@ -362,6 +374,8 @@ class Parser:
     def _gather_from_row(self, node: Node) -> int:
         """The value of the destination of each edge."""
         args = _args(node)
+        if any(each in self.columns for each in node.all_input_nodes):
+            return self._choose_columns(node)
         x, dim, index = args if len(args) == 3 else (args[0], 0, args[1][0])
         several = len(args) == 2 and len(args[1]) != 1
         along = not several and dim % x.meta['val'].dim() == 0
@@ -375,6 +389,20 @@ class Parser:
         if not along or not self._is_on_nodes(x) or not self._is_index(index):
             raise Refused(f'{node.target} has no kernel')
         return self._value(x)
+
+    def _choose_columns(self, node: Node) -> int:
+        """Channels by numbers that the code has, as in `x[:, [1, 0]]`."""
+        x, *rest = _args(node)
+        by_dim = {rest[0]: rest[1]} if len(rest) == 2 else dict(enumerate(rest[0]))
+        ((dim, index), *more) = [pair for pair in by_dim.items() if pair[1] is not None]
+        if more or index not in self.columns:
+            raise Refused(_CONSTANT)
+        columns, dim = self.columns[index], self._dim(dim, node)
+        if len(columns) > _MAX_COLUMNS:
+            raise Refused(f'an index of more than {_MAX_COLUMNS} channels')
+        at = self._value(x)
+        size = self.program[at].shape[dim]
+        return self.program.cat([self.program.slice(at, dim, k % size, 1) for k in columns], dim)
 
     def _look_up(self, table: Node, index: Node, wraps: bool = False) -> int:
         """The rows of a parameter by integers of the edge, of which negative ones may count from
@@ -738,14 +766,14 @@ def _written(node: Node) -> object:
     return node.meta.get('original_aten') or node.target
 
 
-def _without_kernel(node: Node) -> str:
-    """Names an operator without a kernel, and all others of its graph."""
+def _without_kernel(node: Node, of: str) -> str:
+    """Names an operator without a kernel, with what it is `of`, and all others of its graph."""
     others = (
         _written(each) for each in node.graph.nodes
         if each.op == 'call_function' and each.users and each.target not in _readers
     )  # fmt: skip
     first, *rest = dict.fromkeys(map(str, (_written(node), *others)))
-    return f'{first} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
+    return f'{first}{of} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
 
 
 def _is_of_attention(node: Node) -> bool:
