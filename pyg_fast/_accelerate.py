@@ -195,7 +195,8 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
             how = module._fused_how()
             sorts = how is not None and module._last_sorted
-            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts)
+            error = module._last_error
+            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts, error)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)
