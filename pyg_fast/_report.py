@@ -50,7 +50,7 @@ class LayerReport(NamedTuple):
     def runs_on(self) -> str:
         """What runs the layer: :obj:`"kernel"`, :obj:`"blocks"`, :obj:`"PyG's code"`,
         :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, or
-        :obj:`"no eager call yet"`, perhaps :obj:`"without an error"`; and after
+        :obj:`"no eager call yet"`, or if the last one did :obj:`"raised an error"`; and after
         :obj:`"compiled: "` what does in compiled code."""
         if self.reason == SCRIPTED:
             return 'compiled'
@@ -58,8 +58,7 @@ class LayerReport(NamedTuple):
         never = self.fused is None and self.reason is not None
         eager = PYGS if ran_pygs or never else self.how
         if self.compiled is None:
-            none = 'no eager call yet'
-            return eager or (none if self.error is None else f'{none} without an error')
+            return eager or ('no eager call yet' if self.error is None else 'raised an error')
         compiled = f'compiled: {self.compiled.partition(": ")[0]}'
         return compiled if eager is None else f'{eager}; {compiled}'
 

@@ -723,12 +723,16 @@ def test_report_of_a_call_that_raised() -> None:
     with pytest.raises(RuntimeError):
         layer(x[:, :5], edge_index)
     (report,) = pyg_fast.accelerate_report(layer)
-    assert report.runs_on == 'no eager call yet without an error'
+    assert (report.runs_on, report.ran, report.sorts) == ('raised an error', None, False)
     assert 'its last call raised: RuntimeError: The size of tensor a (5) must' in str(
         pyg_fast.accelerate_report(layer)
     )
     layer(x[:, :8], edge_index)
     assert pyg_fast.accelerate_report(layer)[0].error is None
+    layer = pyg_fast.accelerate(GCNConv(8, 4))
+    with pytest.raises(ValueError, match=r'edge_index.t\(\).contiguous\(\)'):
+        layer(x[:, :8], edge_index.t())
+    assert pyg_fast.accelerate_report(layer)[0].runs_on == 'raised an error'
 
 
 ROWS, LISTS = torch.ones(NODES, 8), torch.ones(NODES, NODES)

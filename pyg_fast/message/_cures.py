@@ -7,7 +7,8 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
-    (r'^message (raises|returns no tensor|combines values)',
+    (r'^message (raises|returns no tensor|combines values)|^an index of channels beyond|'
+     r'^message cannot be traced: \w+Error: .*must match',
      "another message or input, as the error of the call tells: with PyG's code, too, it fails"),
     (r'has (spectral|weight)_norm,', 'the functions of torch.nn.utils.parametrizations: there '
      'weight_norm has a kernel; for spectral_norm w = self.lin.weight once in forward, given to '
@@ -19,8 +20,8 @@ _CURES = [
     (r'__main__ lacks', "the profiler in the script: cProfile.run('main()')"),
     (r'no input of nodes', 'the number of nodes: propagate(edge_index, size=(n, n), ...); features '
      'of nodes are x_i or x_j in message'),
-    (r'of parameters has no kernel', 'what parameters alone give computed once in forward and '
-     'given to propagate, as w = self.lin.weight, and F.linear(x_j, w) in message'),
+    (r'of parameters (has no kernel|alone)', 'what parameters alone give computed once in forward '
+     'and given to propagate, as w = self.lin.weight, and F.linear(x_j, w) in message'),
     (r'^aten\.(tril|triu)\b', 'a product with a mask that is a buffer, as of '
      'torch.ones(4, 4).tril()'),
     (r'aten\.(arange|linspace|full|ones|zeros|eye)\b|a constant tensor', 'a buffer of the '
@@ -41,6 +42,7 @@ _CURES = [
     (r'^aten\.(sort|topk|kthvalue|median|nanmedian|mode|argmax|argmin|argsort|msort)\b',
      'amax and amin for the largest and smallest channel; the operation in forward where it reads '
      'nodes or features of edges alone'),
+    (r'^aten\.convolution', 'a Linear of the channels, or the convolution of nodes in forward'),
     (r'^aten\._?linalg_|^aten\.(inverse|cholesky|svd|qr)', 'small matrices written out, as '
      'a * d - b * c for a determinant; or in forward, for features of edges'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
@@ -98,6 +100,7 @@ _CURES = [
      'the report tells why none can'),
     (r'^an edge_index of shape', 'an edge_index of shape [2, num_edges]: '
      'edge_index.t().contiguous()'),
+    (r'edge_index of type (list|tuple|ndarray)', 'torch.as_tensor(edge_index)'),
     (r'edge_index of type', 'an edge_index for each layer: a dict goes to HeteroConv or HGTConv'),
     (r'sparse matrix', 'an edge_index in place of the sparse matrix'),
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),

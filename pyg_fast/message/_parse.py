@@ -103,10 +103,11 @@ class Parser:
                 return [self._value(each) for each in _args(node)[0]]
             elif node.op == 'get_attr':
                 tensor = getattr(graph, node.target)
-                if tensor.numel() != 1:
-                    if tensor.dim() != 1 or tensor.dtype != torch.int64 or tensor.numel() == 0:
-                        raise Refused(_CONSTANT)
+                if tensor.dim() == 1 and tensor.dtype == torch.int64 and tensor.numel() > 0:
                     self.columns[node] = tensor.tolist()
+                elif tensor.numel() != 1:
+                    raise Refused(_CONSTANT)
+                if tensor.numel() != 1:
                     continue
                 self.at[node] = self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
             else:
@@ -119,9 +120,9 @@ class Parser:
 
     def _value(self, node: object) -> int:
         at = self.at.get(node) if isinstance(node, Node) else None
-        if isinstance(node, Node) and node in self.columns:
-            raise Refused(_CONSTANT)
         if not isinstance(at, int):
+            if isinstance(node, Node) and node in self.columns:
+                raise Refused(_CONSTANT)
             raise Refused('a result that is no tensor of the edges')
         return at
 
@@ -221,7 +222,7 @@ class Parser:
             return self._row_of_edge_index(node)
         if target in SAME and _args(node)[0] in self.columns:
             self.columns[node] = self.columns[_args(node)[0]]
-            return []
+            return self.at.get(_args(node)[0], [])
         anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
@@ -391,18 +392,29 @@ class Parser:
         return self._value(x)
 
     def _choose_columns(self, node: Node) -> int:
-        """Channels by numbers that the code has, as in `x[:, [1, 0]]`."""
+        """Channels by numbers that the code has, as in `x[:, [1, 0]]`, or `x[:, [0, 1], [1, 0]]` of
+        matrices."""
         x, *rest = _args(node)
         by_dim = {rest[0]: rest[1]} if len(rest) == 2 else dict(enumerate(rest[0]))
-        ((dim, index), *more) = [pair for pair in by_dim.items() if pair[1] is not None]
-        if more or index not in self.columns:
+        by_dim = {dim: index for dim, index in by_dim.items() if index is not None}
+        lists = [self.columns.get(index, []) for index in by_dim.values()]
+        dims = [self._dim(dim, node) for dim in by_dim]
+        if not all(lists) or dims != list(range(dims[0], dims[0] + len(dims))):
             raise Refused(_CONSTANT)
-        columns, dim = self.columns[index], self._dim(dim, node)
-        if len(columns) > _MAX_COLUMNS:
+        at, dim, flat = self._value(x), dims[0], [0] * max(map(len, lists))
+        shape = self.program[at].shape
+        for each, columns in zip(dims, lists, strict=True):
+            columns = columns * (len(flat) // len(columns))
+            size = shape[each]
+            if not all(-size <= column < size for column in columns):  # Torch's error tells.
+                raise Refused(f'an index of channels beyond {size}')
+            flat = [k * size + column % size for k, column in zip(flat, columns, strict=True)]
+        if len(flat) > _MAX_COLUMNS:
             raise Refused(f'an index of more than {_MAX_COLUMNS} channels')
-        at = self._value(x)
-        size = self.program[at].shape[dim]
-        return self.program.cat([self.program.slice(at, dim, k % size, 1) for k in columns], dim)
+        at = self.program.view(
+            at, (*shape[:dim], math.prod(shape[dim : dims[-1] + 1]), *shape[dims[-1] + 1 :])
+        )
+        return self.program.cat([self.program.slice(at, dim, k, 1) for k in flat], dim)
 
     def _look_up(self, table: Node, index: Node, wraps: bool = False) -> int:
         """The rows of a parameter by integers of the edge, of which negative ones may count from
@@ -550,8 +562,12 @@ class Parser:
         _require_same_dtype(*_args(node))
         a, b = (self._value(arg) for arg in node.args)
         lead, (m, k), n = program[a].shape[:-2], program[a].shape[-2:], program[b].shape[-1]
-        of_params = not self._is_on_edges(node) or program.dependence(a) == 0
-        if of_params or program[b].shape[:-2] != lead:
+        if not self._is_on_edges(node):
+            if math.prod(lead) != 1:
+                raise Refused('a batched product of parameters alone')
+            out = program.mm(program.view(a, (m, k)), program.view(b, (k, n)))
+            return program.view(out, (*lead, m, n))
+        if program.dependence(a) == 0 or program[b].shape[:-2] != lead:
             raise Refused('a batched product of parameters')
         if program.dependence(b) == 0:  # A matrix repeated for every edge.
             if lead:

@@ -84,6 +84,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'index of channels': lambda a, b: (
         a[:, [1, 0, -1, 1]] * b.view(-1, 2, 2)[..., [1, 1]].flatten(1)
     ),
+    'index of matrices': lambda a, b: a.view(-1, 2, 2)[:, [0, 0, 1], [1, -1, 0]] * b[:, [3]],
     'prod': lambda a, b: one_zero(a).prod(-1, keepdim=True) + b.view(-1, 2, 2).prod(1).repeat(1, 2),
     'cumsum': lambda a, b: a.cumsum(-1) * b.cumprod(-1) + one_zero(a).cumprod(1),
     'diagonal': lambda a, b: (a.view(-1, 2, 2) @ b.view(-1, 2, 2)).diagonal(0, 1, 2),
