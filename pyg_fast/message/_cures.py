@@ -65,6 +65,8 @@ _CURES = [
      'propagate gets: self.eye[kind] of torch.eye(5); other conversions in forward'),
     (r'complex|aten\._fft', 'real and imaginary parts by hand, as halves of the channels; a '
      'Fourier transform as a product with buffers of sines and cosines, or of nodes in forward'),
+    (r'^arithmetic of (u?int|bool)', 'kind.to(x_j.dtype) in message before the arithmetic, or its '
+     'result from forward'),
     (r'a comparison of int', 'the comparison in forward, and its mask to propagate: '
      'mask=(edge_index[1] > edge_index[0]).view(-1, 1)'),
     (r'reads a tensor of \d+ rows', 'a tensor with a row for each edge goes to propagate, as an '
@@ -83,6 +85,7 @@ _CURES = [
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
     (r'aten\.(index\.Tensor|index_select|gather)', 'a list of numbers for indices of channels, '
      'x_j[:, [2, 0, 1]], or slices and torch.cat; what nodes have in forward'),
+    (r'aten\.index_put', 'torch.where(mask, values, x) in place of x[mask] = values'),
     (r'an index of more than', 'x.index_select(1, index) in forward, on the nodes'),
     (r'across the edges|a reduction over edges|^aten\.(max|min)\.dim along the edges|'
      r'^aten\.(mean|sum|max|min|prod|std|var|norm)\.default', 'what one edge needs alone in '

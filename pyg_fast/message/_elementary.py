@@ -191,6 +191,8 @@ def _in_turn(x: Tensor, dim: int, name: str, dtype: torch.dtype | None) -> list[
     """The parts of a dimension, of which an operation takes one after the other."""
     if x.size(dim) > _MAX_IN_TURN:
         raise Refused(f'a {name} of more than {_MAX_IN_TURN} channels')
+    if dtype is None and not x.is_floating_point():
+        dtype = torch.int64
     return list((x if dtype is None else x.to(dtype)).unbind(dim))
 
 

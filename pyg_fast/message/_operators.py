@@ -232,9 +232,10 @@ def _index_put(
     mask = indices[0]
     if accumulate and len(indices) == 1 and mask.dim() == 1 and mask.dtype != torch.bool:
         return x.index_add(0, mask, values.expand(mask.size(0), *x.shape[1:]))
-    is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
-    if not is_mask or values.dim() > 0 or accumulate:
+    is_mask = len(indices) == 1 and mask.dtype == torch.bool
+    if not is_mask or mask.shape != x.shape[: mask.dim()] or values.dim() > 0 or accumulate:
         raise Refused('aten.index_put.default has no kernel')
+    mask = mask.view(*mask.shape, *(1,) * (x.dim() - mask.dim()))
     return torch.where(mask, values.to(x.dtype), x)
 
 

@@ -220,7 +220,8 @@ class Parser:
         target = node.target
         if any(each in self.ends for each in node.all_input_nodes):
             return self._row_of_edge_index(node)
-        if target in SAME and _args(node)[0] in self.columns:
+        is_copy = target in SAME or target is aten.detach.default
+        if is_copy and _args(node)[0] in self.columns:
             self.columns[node] = self.columns[_args(node)[0]]
             return self.at.get(_args(node)[0], [])
         anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
@@ -714,7 +715,8 @@ class Parser:
         program, args = self.program, _args(node)
         target = node.target
         counts = program[x].dtype == 'bool' and target is aten.sum.dim_IntList
-        self._require_float(x)
+        # A number of flags is small: exact in every dtype.
+        x = program.cast(x, 'float32') if counts else self._require_float(x)
         rank = args[0].meta['val'].dim()
         dims = args[1] if len(args) > 1 and args[1] is not None else []
         if isinstance(dims, int):
@@ -730,7 +732,6 @@ class Parser:
             count = math.prod(program[x].shape[k] for k in places)
             divisor = self.program.const(count, len(program[out].shape), program[out].dtype)
             out = program.pointwise('div', out, divisor)
-        # A number of flags is small: exact in every dtype.
         dtype = 'float32' if counts else _name(node.meta['val'].dtype)
         return program.cast(program.view(out, self._trailing(node)), dtype)
 

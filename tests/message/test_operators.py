@@ -237,6 +237,39 @@ def test_numbers_of_derivatives_are_float64(
     torch.testing.assert_close(*grads, rtol=1e-13, atol=1e-13)
 
 
+OF_EACH_EDGE: list[Operation] = [
+    lambda d: d[:, [1, 0, -1]] + d.view(-1, 2, 2)[:, [0, 0, 1], [1, -1, 0]],
+    lambda d: torch.cat([d.cumsum(-1), d.cumprod(-1), d.prod(-1, keepdim=True)], -1),
+    lambda d: torch.cat([d.norm(p=3, dim=-1)[:, None], d.relu().norm(p=0.5, dim=-1)[:, None]], -1),
+    lambda d: torch.cat([d % 0.5, torch.fmod(d * 4, 2), d.view(-1, 2, 2).diagonal(0, 1, 2)], -1),
+    lambda d: (d > 0).sum(-1, keepdim=True) * d,
+    lambda d: (d.unsqueeze(-1) > d[:, None, :2]).sum(-1) * d,
+]
+
+
+@pytest.mark.parametrize('number', range(len(OF_EACH_EDGE)))
+def test_values_of_each_edge(number: int, device: torch.device) -> None:
+    """A kernel computes these, where one computes those of a node before."""
+    function = OF_EACH_EDGE[number]
+
+    class OfEach(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return function((x_i - x_j) * x_j)
+
+    torch.manual_seed(0)
+    ours = pyg_fast.accelerate(OfEach())
+    edges = torch.randint(9, (2, 40), device=device)
+    x = torch.randn(9, 4, dtype=torch.float64, device=device)
+    torch.testing.assert_close(ours(x, edges), OfEach()(x, edges))
+    x.requires_grad_()
+    grads = [torch.autograd.grad(conv(x, edges).sin().sum(), x)[0] for conv in (ours, OfEach())]
+    assert why_pygs(ours) == ''
+    torch.testing.assert_close(*grads)
+
+
 def _raises(x: Tensor, y: Tensor) -> Tensor:
     raise ValueError('bad\nnumbers')
 
