@@ -62,7 +62,8 @@ _CURES = [
      r'poisson)', 'the noise drawn in forward with a row for each edge, as by '
      'torch.randn(edge_index.size(1), 16), and passed to propagate'),
     (r'a conversion to (int|bool)', 'in place of one_hot rows of a buffer by an integer that '
-     'propagate gets: self.eye[kind] of torch.eye(5); other conversions in forward'),
+     'propagate gets: self.eye[kind] of torch.eye(5); of a count first (x_j > 0).sum(-1)'
+     '.to(x_j.dtype); other conversions in forward'),
     (r'complex|aten\._fft', 'real and imaginary parts by hand, as halves of the channels; a '
      'Fourier transform as a product with buffers of sines and cosines, or of nodes in forward'),
     (r'^arithmetic of (u?int|bool)', 'kind.to(x_j.dtype) in message before the arithmetic, or its '
