@@ -82,8 +82,10 @@ def explain(
         signature = inspect.signature(type(conv).forward)
         given = signature.bind(conv, *args, **kwargs).arguments
         named = any(f"'{name}" in text for name in signature.parameters)
-        is_more = ('has no attribute', 'keyword argument', 'is not defined', 'to have size')
-        if named and not any(words in text for words in is_more):
+        is_more = ('has no attribute', 'keyword argument', 'is not defined')
+        edges = given.get('edge_index')
+        is_turned = 'to have size' in text and getattr(edges, 'shape', ())[1:] == (2,)
+        if named and not is_turned and not any(words in text for words in is_more):
             return None
         return _find_mistake(conv, given, signature, error)
     except Exception:  # The search may fail, too: the error of the call stays.
