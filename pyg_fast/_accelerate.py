@@ -184,7 +184,8 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             layer = module._base.__name__ if module._fused_is_adopted() else cls.__name__
             reason = cls._fused_why_never(module)
             fused = None if reason else cls.__name__
-            ran = None if module._last_run is None else cls.__name__
+            error = module._last_error
+            ran = None if module._last_run is None or error is not None else cls.__name__
             if module._last_run:
                 ran = f'{PYGS}: {module._last_run}'
                 reason = reason or module._last_run + module._fused_beside()
@@ -193,9 +194,9 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
                 compiled = f'{PYGS}: {why}' if why else 'kernel'
             if why and why != reason:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
-            how = module._fused_how()
+            how = module._fused_how() if error is None else None
             sorts = how is not None and module._last_sorted
-            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts)
+            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts, error)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)

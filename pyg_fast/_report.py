@@ -12,6 +12,7 @@ SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
 SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
 WHY = 'why not a kernel'
+RAISED = 'its last call raised'
 _PLACE = r'File "[^"]*", line \d+'
 _WIDTH = 100  # columns of notes, in every terminal and file
 
@@ -32,6 +33,7 @@ class LayerReport(NamedTuple):
       compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
       :obj:`edge_index`
+    - **error** (str, optional): what the last eager call raised
     """
 
     name: str
@@ -42,19 +44,21 @@ class LayerReport(NamedTuple):
     how: str | None = None
     compiled: str | None = None
     sorts: bool = False
+    error: str | None = None
 
     @property
     def runs_on(self) -> str:
         """What runs the layer: :obj:`"kernel"`, :obj:`"blocks"`, :obj:`"PyG's code"`,
         :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, or
-        :obj:`"no eager call yet"`; and after :obj:`"compiled: "` what does in compiled code."""
+        :obj:`"no eager call yet"`, or if the last one did :obj:`"raised an error"`; and after
+        :obj:`"compiled: "` what does in compiled code."""
         if self.reason == SCRIPTED:
             return 'compiled'
         ran_pygs = self.ran is not None and self.ran.startswith(PYGS)
         never = self.fused is None and self.reason is not None
         eager = PYGS if ran_pygs or never else self.how
         if self.compiled is None:
-            return eager or 'no eager call yet'
+            return eager or ('no eager call yet' if self.error is None else 'raised an error')
         compiled = f'compiled: {self.compiled.partition(": ")[0]}'
         return compiled if eager is None else f'{eager}; {compiled}'
 
@@ -76,7 +80,7 @@ class AccelerateReport(list[LayerReport]):
         return table_of(
             ('layer', 'class', 'runs on'),
             [(r.name or '(model)', r.layer, r.runs_on) for r in self],
-            [{WHY: r.reason, 'what helps': r.cure} for r in self],
+            [{WHY: r.reason, 'what helps': r.cure, RAISED: r.error} for r in self],
         )
 
     __str__ = __repr__

@@ -192,7 +192,7 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False, None)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -645,6 +645,94 @@ def test_reasons_are_in_the_users_terms(number: int) -> None:
     if 'used as a number' not in cause:  # Of a graph as a whole, which has no line.
         line = function.__code__.co_firstlineno + (function is asserts)
         assert f'test_accelerate.py", line {line}' in report.reason
+
+
+def with_hook(lin: torch.nn.Linear) -> torch.nn.Linear:
+    lin.register_forward_hook(lambda *call: setattr(lin, 'last', call[2]))
+    return lin
+
+
+OF_TORCH = torch.nn.utils
+# What is done to a module of the message, the reason, and a word of what helps.
+CHANGED = [
+    (OF_TORCH.spectral_norm, "'nets.lin' has spectral_norm, which changes", 'parametrizations'),
+    (OF_TORCH.weight_norm, "'nets.lin' has weight_norm, which changes", 'parametrizations'),
+    (OF_TORCH.parametrizations.spectral_norm, "'nets.lin' has spectral_norm", 'in forward'),
+    (OF_TORCH.parametrizations.orthogonal, 'aten.tril.default of parameters has', 'in forward'),
+    (OF_TORCH.parametrizations.weight_norm, '', ''),
+    (with_hook, "message sets an attribute or a global, perhaps by a hook of 'nets", 'no hook'),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings('ignore:.*weight_norm.* is deprecated')
+@pytest.mark.parametrize('number', range(len(CHANGED)))
+def test_modules_that_change_at_calls(number: int) -> None:
+    change, cause, helps = CHANGED[number]
+
+    class Changed(MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets = torch.nn.ModuleDict({'lin': torch.nn.Linear(8, 8).double()})
+            self.nets['lin'] = change(self.nets['lin'])
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return self.nets['lin'](x_j - x_i).relu()
+
+    torch.manual_seed(0)
+    theirs = Changed()
+    torch.manual_seed(0)
+    ours, (x, edge_index) = pyg_fast.accelerate(Changed()), graph()
+    theirs.load_state_dict(ours.state_dict())
+    results: list[list[Tensor]] = []
+    with pyg_fast.small_graphs('kernel'):
+        for layer in (ours, theirs):
+            optimizer, out = torch.optim.SGD(layer.parameters(), 0.1), []
+            for _ in range(3):
+                optimizer.zero_grad()
+                out.append(layer(x.double(), edge_index))
+                out[-1].sin().sum().backward()
+                optimizer.step()
+            results.append([*out, *layer.state_dict().values()])
+    (report,) = pyg_fast.accelerate_report(ours)
+    assert (report.reason or '').startswith(cause)
+    assert helps in (report.cure or '')
+    assert (report.runs_on == 'kernel') == (cause == '')
+    torch.testing.assert_close(*results)
+
+
+def test_report_of_a_call_that_raised() -> None:
+    class Raises(Told):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x + self.norm.weight)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Raises('')), graph()
+    for edges, size in ((edge_index.t(), 'pyg'), (edge_index.t(), 'kernel')):
+        with pyg_fast.small_graphs(size), pytest.raises(ValueError, match=r'\[2, num_edges\]'):
+            layer(x[:, :8], edges)
+        (report,) = pyg_fast.accelerate_report(layer)
+        assert report.error == (
+            f"ValueError: 'edge_index' must have shape [2, num_edges], got {list(edges.shape)}: "
+            'edge_index.t().contiguous()'
+        )
+        assert report.reason == f'an edge_index of shape {list(edges.shape)}'
+        assert report.cure.endswith('edge_index.t().contiguous()')
+    layer = pyg_fast.accelerate(Raises(''))
+    with pytest.raises(RuntimeError):
+        layer(x[:, :5], edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert (report.runs_on, report.ran, report.sorts) == ('raised an error', None, False)
+    assert 'its last call raised: RuntimeError: The size of tensor a (5) must' in str(
+        pyg_fast.accelerate_report(layer)
+    )
+    layer(x[:, :8], edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].error is None
+    layer = pyg_fast.accelerate(GCNConv(8, 4))
+    with pytest.raises(ValueError, match=r'edge_index.t\(\).contiguous\(\)'):
+        layer(x[:, :8], edge_index.t())
+    assert pyg_fast.accelerate_report(layer)[0].runs_on == 'raised an error'
 
 
 ROWS, LISTS = torch.ones(NODES, 8), torch.ones(NODES, NODES)

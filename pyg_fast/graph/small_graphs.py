@@ -141,7 +141,8 @@ def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool
         return False
     product, more = _LIMITS[kind, edge_index.is_cuda]
     shape = edge_index.shape
-    return len(shape) == 2 and shape[1] * (width + more) < product and _may_run_pygs(edge_index)
+    is_list = len(shape) == 2 and shape[0] == 2  # Else an error says what it must be.
+    return is_list and shape[1] * (width + more) < product and _may_run_pygs(edge_index)
 
 
 def has_few_columns(edge_index: object, width: int, kind: str, work: Work | None) -> bool:

@@ -16,6 +16,8 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._einsum import einsum_of_edges
@@ -138,15 +140,34 @@ def _check_attributes(writes: Sequence[Node], owner: object) -> None:
             if not isinstance(each, TensorVariable)
         }
     except Exception as error:  # Dynamo's own, of what it cannot tell.
-        raise Refused(_WRITES) from error
+        raise Refused(_why_writes(owner)) from error
     if mutations.keys() != {owner} or not isinstance(owner, torch.nn.Module):
-        raise Refused(_WRITES)
+        raise Refused(_WRITES if owner in mutations else _why_writes(owner))
     own = [value for value in mutations[owner].values() if isinstance(value, TensorVariable)]
     if {value.as_proxy().node for value in own} != set(writes):
         raise Refused(_WRITES)
     registered = owner._parameters.keys() | owner._buffers.keys() | owner._modules.keys()
     if not registered.isdisjoint(mutations[owner]):
         raise Refused(_WRITES)
+
+
+def _why_writes(owner: object) -> str:
+    """The reason for a message that changes other objects, by a module of its layer that does so
+    whenever it is called."""
+    for name, module in owner.named_modules() if isinstance(owner, torch.nn.Module) else ():
+        if type(module).__name__ == '_SpectralNorm':  # of torch.nn.utils.parametrizations
+            return f"'{name.partition('.parametrizations')[0]}' has spectral_norm, {_CHANGES_STATE}"
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            if name and type(hook) in _NORMS:
+                return f"'{name}' has {_NORMS[type(hook)]}, {_CHANGES_STATE}"
+            if name:
+                return f"message sets an attribute or a global, perhaps by a hook of '{name}'"
+    return _WRITES
+
+
+_CHANGES_STATE = 'which changes the module at each call'
+# By the hooks of torch's older functions that compute a weight.
+_NORMS: dict[type, str] = {SpectralNorm: 'spectral_norm', WeightNorm: 'weight_norm'}
 
 
 def _traced_code() -> Sequence[CodeType] | None:
@@ -197,8 +218,8 @@ def _is_lossy(node: Node) -> bool:
 
 
 def check_functions(graph: GraphModule) -> None:
-    """Refuses functions that change gradients, which are derived from the values alone, and batch
-    normalization in training."""
+    """Refuses functions that change gradients, which are derived from the values alone, batch
+    normalization in training, and complex numbers."""
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
@@ -207,6 +228,9 @@ def check_functions(graph: GraphModule) -> None:
                 'batch normalization in training mixes edges: LayerNorm does not'
                 + last_place(node.stack_trace or '')
             )
+        value = node.meta.get('example_value')
+        if isinstance(value, Tensor) and value.is_complex():
+            raise Refused(f'{name} makes complex numbers{last_place(node.stack_trace or "")}')
         if name == 'detach' or _method(node) == 'detach' or target in _MODES:
             continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)

@@ -7,17 +7,44 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
-    (r'^message (raises|returns no tensor|combines values)',
-     "another message: with PyG's code, too, it fails"),
+    (r'^message (raises|returns no tensor|combines values)|^an index of channels beyond|'
+     r'^message cannot be traced: \w+Error: .*must match',
+     "another message or input, as the error of the call tells: with PyG's code, too, it fails"),
+    (r'has (spectral|weight)_norm,', 'the functions of torch.nn.utils.parametrizations: there '
+     'weight_norm has a kernel; for spectral_norm w = self.lin.weight once in forward, given to '
+     'propagate, and F.linear(x_j, w) in message'),
+    (r'perhaps by a hook of', 'no hook that stores something, or the module called in forward'),
     (r'calls (print|breakpoint|input)\b', 'print in forward, or remove the call'),
     (r'calls a logger|calls warnings', 'the call in forward, or remove it'),
     (r'calls [\w.]+, which', 'call it in forward, and pass its result to propagate'),
     (r'__main__ lacks', "the profiler in the script: cProfile.run('main()')"),
     (r'no input of nodes', 'the number of nodes: propagate(edge_index, size=(n, n), ...); features '
      'of nodes are x_i or x_j in message'),
-    (r'aten\.(arange|linspace|full|ones|zeros|eye|tri\w)\b|a constant tensor', 'a buffer of the '
+    (r'of parameters (has no kernel|alone)', 'what parameters alone give computed once in forward '
+     'and given to propagate, as w = self.lin.weight, and F.linear(x_j, w) in message'),
+    (r'^aten\.(tril|triu)\b', 'a product with a mask that is a buffer, as of '
+     'torch.ones(4, 4).tril()'),
+    (r'aten\.(arange|linspace|full|ones|zeros|eye)\b|a constant tensor', 'a buffer of the '
      "layer: self.register_buffer('steps', torch.arange(8.)), for one_hot(edge_type, 5) rows "
-     'self.eye[edge_type] of torch.eye(5); slices and torch.cat for indices of channels'),
+     'self.eye[edge_type] of torch.eye(5); for channels a list of numbers, x_j[:, [2, 0, 1]]'),
+    (r'^aten\.erfc', '1 - torch.erf(x), which is less exact where it is small'),
+    (r'^aten\.(remainder|fmod)|^a remainder of', 'x - c * torch.floor(x / c) for x % c, and '
+     'x - c * torch.round(x / c) for the nearest image in a period c'),
+    (r'^aten\.floor_divide|a division that rounds', 'torch.floor(x / c)'),
+    (r'^a norm of order', 'an order that is not negative'),
+    (r'^a norm that converts', 'x.double().norm(dim=-1), as the features of the layer'),
+    (r'^rrelu', 'F.leaky_relu, or F.rrelu in evaluation'),
+    (r'^a cumulative sum of', 'x @ self.sums with a buffer torch.ones(c, c).triu()'),
+    (r'^a (cumulative )?product of', 'sums of logarithms of positive numbers: '
+     'x.log().sum(-1).exp()'),
+    (r'^aten\.(bucketize|searchsorted)', 'a sum of comparisons with a buffer: '
+     '(x.unsqueeze(-1) > self.bounds).sum(-1)'),
+    (r'^aten\.(sort|topk|kthvalue|median|nanmedian|mode|argmax|argmin|argsort|msort)\b',
+     'amax and amin for the largest and smallest channel; the operation in forward where it reads '
+     'nodes or features of edges alone'),
+    (r'^aten\.convolution', 'a Linear of the channels, or the convolution of nodes in forward'),
+    (r'^aten\._?linalg_|^aten\.(inverse|cholesky|svd|qr)', 'small matrices written out, as '
+     'a * d - b * c for a determinant; or in forward, for features of edges'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
     (r'^a flip of', 'x.flip(1) in forward, on the nodes'),
     (r'a number for each edge, of shape \[num_edges\]', '.unsqueeze(-1) or .view(-1, 1) makes a '
@@ -35,8 +62,12 @@ _CURES = [
      r'poisson)', 'the noise drawn in forward with a row for each edge, as by '
      'torch.randn(edge_index.size(1), 16), and passed to propagate'),
     (r'a conversion to (int|bool)', 'in place of one_hot rows of a buffer by an integer that '
-     'propagate gets: self.eye[kind] of torch.eye(5); other conversions in forward'),
-    (r'complex', 'real and imaginary parts by hand, as halves of the channels'),
+     'propagate gets: self.eye[kind] of torch.eye(5); of a count first (x_j > 0).sum(-1)'
+     '.to(x_j.dtype); other conversions in forward'),
+    (r'complex|aten\._fft', 'real and imaginary parts by hand, as halves of the channels; a '
+     'Fourier transform as a product with buffers of sines and cosines, or of nodes in forward'),
+    (r'^arithmetic of (u?int|bool)', 'kind.to(x_j.dtype) in message before the arithmetic, or its '
+     'result from forward'),
     (r'a comparison of int', 'the comparison in forward, and its mask to propagate: '
      'mask=(edge_index[1] > edge_index[0]).view(-1, 1)'),
     (r'reads a tensor of \d+ rows', 'a tensor with a row for each edge goes to propagate, as an '
@@ -53,8 +84,14 @@ _CURES = [
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
      'aggregations'),
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
-    (r'aten\.index\.Tensor', 'slices and torch.cat in place of indices of channels'),
-    (r'across the edges', 'the operation in forward, on what propagate gets'),
+    (r'aten\.(index\.Tensor|index_select|gather)', 'a list of numbers for indices of channels, '
+     'x_j[:, [2, 0, 1]], or slices and torch.cat; what nodes have in forward'),
+    (r'aten\.index_put', 'torch.where(mask, values, x) in place of x[mask] = values'),
+    (r'an index of more than', 'x.index_select(1, index) in forward, on the nodes'),
+    (r'across the edges|a reduction over edges|^aten\.(max|min)\.dim along the edges|'
+     r'^aten\.(mean|sum|max|min|prod|std|var|norm)\.default', 'what one edge needs alone in '
+     'message; of all edges in forward, given to propagate: propagate(edge_index, x=x, '
+     'mean=x[edge_index[0]].mean(0, keepdim=True)); of those of a node aggr or a softmax'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
@@ -65,6 +102,9 @@ _CURES = [
      'as many edges as destinations',
      "nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') a kernel runs, or "
      'the report tells why none can'),
+    (r'^an edge_index of shape', 'an edge_index of shape [2, num_edges]: '
+     'edge_index.t().contiguous()'),
+    (r'edge_index of type (list|tuple|ndarray)', 'torch.as_tensor(edge_index)'),
     (r'edge_index of type', 'an edge_index for each layer: a dict goes to HeteroConv or HGTConv'),
     (r'sparse matrix', 'an edge_index in place of the sparse matrix'),
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),

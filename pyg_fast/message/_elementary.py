@@ -5,7 +5,10 @@ where it is not chosen has another argument there, as zero times infinity is NaN
 """
 
 import math
+import operator
 from collections.abc import Sequence
+from functools import reduce
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from ._ir import Refused
 
 _LOG_2 = math.log(2)
 _MAX_FLIPPED = 128  # each is a value of its own
+_MAX_IN_TURN = 16  # channels of which each is computed from the one before
 _FAR = 1e9  # The square of such a number is the same beside 1.
 
 
@@ -150,6 +154,104 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
         if start:
             x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
     return x
+
+
+def norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    if dtype is not None:
+        raise Refused('a norm that converts to a dtype')
+    if -math.inf < ord < 0:
+        raise Refused(f'a norm of order {ord}')
+    dims = dim or list(range(x.dim()))
+    if abs(ord) == math.inf:
+        return x.abs().amax(dims, keepdim) if ord > 0 else x.abs().amin(dims, keepdim)
+    if ord == 0:
+        return torch.where(x == 0, 0.0, x.new_ones(())).sum(dims, keepdim)
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    if ord == 2:
+        power = (x * x).sum(dims, keepdim)
+    else:
+        # The derivative of a power below one is infinite at zero, torch's norm has zero there.
+        is_zero = x == 0
+        power = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, x.abs()).pow(ord))
+        power = power.sum(dims, keepdim)
+    is_zero = power == 0
+    power = torch.where(is_zero, 1.0, power)
+    return torch.where(is_zero, 0.0, power.sqrt() if ord == 2 else power.pow(1 / ord))
+
+
+def _in_turn(x: Tensor, dim: int, name: str, dtype: torch.dtype | None) -> list[Tensor]:
+    """The parts of a dimension, of which an operation takes one after the other."""
+    if x.size(dim) > _MAX_IN_TURN:
+        raise Refused(f'a {name} of more than {_MAX_IN_TURN} channels')
+    if dtype is None and not x.is_floating_point():
+        dtype = torch.int64
+    return list((x if dtype is None else x.to(dtype)).unbind(dim))
+
+
+def prod(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    out = reduce(operator.mul, _in_turn(x, dim, 'product', dtype))
+    return out.unsqueeze(dim) if keepdim else out
+
+
+def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    parts = _in_turn(x, dim, 'cumulative sum', dtype)
+    return torch.stack(list(accumulate(parts, operator.add)), dim)
+
+
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    parts = _in_turn(x, dim, 'cumulative product', dtype)
+    return torch.stack(list(accumulate(parts, operator.mul)), dim)
+
+
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rows, columns = x.size(dim1), x.size(dim2)
+    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
+    places = [(k, k + offset) for k in range(rows) if 0 <= k + offset < columns]
+    if not 0 < len(places) <= _MAX_FLIPPED:
+        raise Refused(f'a diagonal of {len(places)} numbers')
+    second = dim2 - (dim2 > dim1)
+    return torch.stack([x.select(dim1, a).select(second, b) for a, b in places], -1)
+
+
+def fmax(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a >= b) | torch.ne(b, b), a, b)
+
+
+def fmin(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a <= b) | torch.ne(b, b), a, b)
+
+
+def _quotient(x: Tensor, by: float) -> Tensor:
+    """A quotient that is exact, as that by a power of two is: else the multiple below a number may
+    be another one than torch's, which divides without rounding."""
+    if by == 0 or math.frexp(abs(by))[0] != 0.5:
+        raise Refused(f'a remainder of a division by {by}, which is no power of two,')
+    return x / by
+
+
+def remainder(x: Tensor, by: float) -> Tensor:
+    return x - _quotient(x, by).floor() * by
+
+
+def fmod(x: Tensor, by: float) -> Tensor:
+    return x - trunc(_quotient(x, by)) * by
+
+
+def rrelu(
+    x: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1 / 3, training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:  # fmt: skip
+    if training:
+        raise Refused('rrelu in training draws random numbers')
+    return torch.where(x > 0, x, x * ((lower + upper) / 2))
 
 
 def nan_to_num(

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 # `_width` is how wide a message is for the limits of few edges, `_widest_map` that of the layer's
 # linear maps; `_of_mlp` says whether it is an MLP, once `_width` counts what a kernel aggregates;
 # `_work` is how much it computes on a CPU. `_last_compiled` is what runs in compiled code, as
-# `_last_run` in eager calls, of which `_last_sorted` tells whether the last one sorted edges.
+# `_last_run` in eager calls, of which `_last_sorted` tells whether the last one sorted edges,
+# `_last_error` what it raised.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
     '_one_sum', '_maps_reason', '_width', '_widest_map', '_of_mlp', '_work', '_in_memory', '_marks',
-    '_direct', '_last_compiled', '_last_sorted',
+    '_direct', '_last_compiled', '_last_sorted', '_last_error',
 )  # fmt: skip
 
 

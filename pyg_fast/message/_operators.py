@@ -57,6 +57,8 @@ NOT_DECOMPOSED = {
     # No kernel: their decompositions have other derivatives.
     aten.special_entr.default, aten.huber_loss.default, aten.smooth_l1_loss.default,
     aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
+    # Nor have these, whose decompositions would hide what the user wrote.
+    aten.bucketize.Tensor, aten.searchsorted.Tensor, aten.tril.default, aten.triu.default,
 }  # fmt: skip
 # Operators of tensors that may have the edges in another dimension than the first.
 ANYWHERE = {
@@ -74,24 +76,6 @@ DECOMPOSED: dict[OpOverload, Callable[..., object]] = {
 
 # Torch's decompositions have the right values, but not always the right derivatives. Those below
 # have: finite where torch's is, and the same at the ends of a range.
-
-
-def _norm(
-    x: Tensor,
-    ord: float = 2,
-    dim: list[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    if ord not in (1, 2) or dtype is not None:
-        raise Refused(f'a norm of order {ord}')
-    dims = dim or list(range(x.dim()))
-    if ord == 1:
-        return x.abs().sum(dims, keepdim)
-    square = (x * x).sum(dims, keepdim)
-    zero = square == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
 
 
 def _var_mean(
@@ -248,9 +232,10 @@ def _index_put(
     mask = indices[0]
     if accumulate and len(indices) == 1 and mask.dim() == 1 and mask.dtype != torch.bool:
         return x.index_add(0, mask, values.expand(mask.size(0), *x.shape[1:]))
-    is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
-    if not is_mask or values.dim() > 0 or accumulate:
+    is_mask = len(indices) == 1 and mask.dtype == torch.bool
+    if not is_mask or mask.shape != x.shape[: mask.dim()] or values.dim() > 0 or accumulate:
         raise Refused('aten.index_put.default has no kernel')
+    mask = mask.view(*mask.shape, *(1,) * (x.dim() - mask.dim()))
     return torch.where(mask, values.to(x.dtype), x)
 
 
@@ -265,7 +250,7 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
 
 
 DECOMPOSED |= {
-    aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
+    aten.linalg_vector_norm.default: _elementary.norm, aten.var_mean.correction: _var_mean,
     aten.var.correction: _var, aten.std.correction: _std,
     aten.native_layer_norm.default: _layer_norm, aten.native_group_norm.default: _group_norm,
     aten._softmax.default: _softmax, aten._log_softmax.default: _log_softmax,
@@ -280,9 +265,11 @@ DECOMPOSED |= {
     aten.index_put.default: _index_put,
     aten.copy.default: _copy, aten.repeat.default: _repeat,
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
-    aten.norm.ScalarOpt_dim: lambda x, p, dim, keepdim=False: _norm(
+    aten.norm.ScalarOpt_dim: lambda x, p, dim, keepdim=False: _elementary.norm(
         x, 2 if p is None else p, dim, keepdim
     ),
+    aten.prod.dim_int: _elementary.prod, aten.rrelu_with_noise.default: _elementary.rrelu,
+    aten.remainder.Scalar: _elementary.remainder, aten.fmod.Scalar: _elementary.fmod,
     aten.lerp.Scalar: _elementary.lerp_by_number, aten.round.default: _elementary.round_to_even,
     aten.constant_pad_nd.default: _elementary.pad,
     **{
@@ -290,7 +277,7 @@ DECOMPOSED |= {
         for name in (
             'sinh', 'cosh', 'tan', 'asinh', 'acosh', 'atanh', 'hypot', 'logaddexp', 'logit',
             'hardswish', 'softshrink', 'hardshrink', 'trunc', 'frac', 'nan_to_num', 'sinc', 'isinf',
-            'isfinite', 'flip', 'roll',
+            'isfinite', 'flip', 'roll', 'cumsum', 'cumprod', 'diagonal', 'fmax', 'fmin',
         )
     },
 }  # fmt: skip

@@ -46,6 +46,8 @@ _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
 _ATTENTION = 'nn.MultiheadAttention in message has no kernel'
 _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
+_CONSTANT = 'a constant tensor made in message'
+_MAX_COLUMNS = 128  # Each is a value of its own.
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
 
 
@@ -69,6 +71,7 @@ class Parser:
         self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
         self.ends: dict[Node, tuple[int, int]] = {}  # of each `edge_index`: its rows
+        self.columns: dict[Node, list[int]] = {}  # of indices of channels, as in `x[:, [1, 0]]`
         self.num_dropouts = 0
         self.is_derivative = False  # whether the graph is that of a derivative
         # Results of an `aggregate`, and the container in which it returns them.
@@ -100,8 +103,12 @@ class Parser:
                 return [self._value(each) for each in _args(node)[0]]
             elif node.op == 'get_attr':
                 tensor = getattr(graph, node.target)
+                if tensor.dim() == 1 and tensor.dtype == torch.int64 and tensor.numel() > 0:
+                    self.columns[node] = tensor.tolist()
+                elif tensor.numel() != 1:
+                    raise Refused(_CONSTANT)
                 if tensor.numel() != 1:
-                    raise Refused('a constant tensor made in message')
+                    continue
                 self.at[node] = self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
             else:
                 try:
@@ -114,6 +121,8 @@ class Parser:
     def _value(self, node: object) -> int:
         at = self.at.get(node) if isinstance(node, Node) else None
         if not isinstance(at, int):
+            if isinstance(node, Node) and node in self.columns:
+                raise Refused(_CONSTANT)
             raise Refused('a result that is no tensor of the edges')
         return at
 
@@ -211,11 +220,16 @@ class Parser:
         target = node.target
         if any(each in self.ends for each in node.all_input_nodes):
             return self._row_of_edge_index(node)
+        is_copy = target in SAME or target is aten.detach.default
+        if is_copy and _args(node)[0] in self.columns:
+            self.columns[node] = self.columns[_args(node)[0]]
+            return self.at.get(_args(node)[0], [])
         anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target not in _readers:
-            raise Refused(_without_kernel(node))
+            of_parameters = node.all_input_nodes and not self._is_on_edges(node)
+            raise Refused(_without_kernel(node, ' of parameters' if of_parameters else ''))
         return _readers[target](self, node)
 
     @_reads(operator.getitem)
@@ -362,6 +376,8 @@ class Parser:
     def _gather_from_row(self, node: Node) -> int:
         """The value of the destination of each edge."""
         args = _args(node)
+        if any(each in self.columns for each in node.all_input_nodes):
+            return self._choose_columns(node)
         x, dim, index = args if len(args) == 3 else (args[0], 0, args[1][0])
         several = len(args) == 2 and len(args[1]) != 1
         along = not several and dim % x.meta['val'].dim() == 0
@@ -375,6 +391,31 @@ class Parser:
         if not along or not self._is_on_nodes(x) or not self._is_index(index):
             raise Refused(f'{node.target} has no kernel')
         return self._value(x)
+
+    def _choose_columns(self, node: Node) -> int:
+        """Channels by numbers that the code has, as in `x[:, [1, 0]]`, or `x[:, [0, 1], [1, 0]]` of
+        matrices."""
+        x, *rest = _args(node)
+        by_dim = {rest[0]: rest[1]} if len(rest) == 2 else dict(enumerate(rest[0]))
+        by_dim = {dim: index for dim, index in by_dim.items() if index is not None}
+        lists = [self.columns.get(index, []) for index in by_dim.values()]
+        dims = [self._dim(dim, node) for dim in by_dim]
+        if not all(lists) or dims != list(range(dims[0], dims[0] + len(dims))):
+            raise Refused(_CONSTANT)
+        at, dim, flat = self._value(x), dims[0], [0] * max(map(len, lists))
+        shape = self.program[at].shape
+        for each, columns in zip(dims, lists, strict=True):
+            columns = columns * (len(flat) // len(columns))
+            size = shape[each]
+            if not all(-size <= column < size for column in columns):  # Torch's error tells.
+                raise Refused(f'an index of channels beyond {size}')
+            flat = [k * size + column % size for k, column in zip(flat, columns, strict=True)]
+        if len(flat) > _MAX_COLUMNS:
+            raise Refused(f'an index of more than {_MAX_COLUMNS} channels')
+        at = self.program.view(
+            at, (*shape[:dim], math.prod(shape[dim : dims[-1] + 1]), *shape[dims[-1] + 1 :])
+        )
+        return self.program.cat([self.program.slice(at, dim, k, 1) for k in flat], dim)
 
     def _look_up(self, table: Node, index: Node, wraps: bool = False) -> int:
         """The rows of a parameter by integers of the edge, of which negative ones may count from
@@ -522,8 +563,12 @@ class Parser:
         _require_same_dtype(*_args(node))
         a, b = (self._value(arg) for arg in node.args)
         lead, (m, k), n = program[a].shape[:-2], program[a].shape[-2:], program[b].shape[-1]
-        of_params = not self._is_on_edges(node) or program.dependence(a) == 0
-        if of_params or program[b].shape[:-2] != lead:
+        if not self._is_on_edges(node):
+            if math.prod(lead) != 1:
+                raise Refused('a batched product of parameters alone')
+            out = program.mm(program.view(a, (m, k)), program.view(b, (k, n)))
+            return program.view(out, (*lead, m, n))
+        if program.dependence(a) == 0 or program[b].shape[:-2] != lead:
             raise Refused('a batched product of parameters')
         if program.dependence(b) == 0:  # A matrix repeated for every edge.
             if lead:
@@ -670,7 +715,8 @@ class Parser:
         program, args = self.program, _args(node)
         target = node.target
         counts = program[x].dtype == 'bool' and target is aten.sum.dim_IntList
-        self._require_float(x)
+        # A number of flags is small: exact in every dtype.
+        x = program.cast(x, 'float32') if counts else self._require_float(x)
         rank = args[0].meta['val'].dim()
         dims = args[1] if len(args) > 1 and args[1] is not None else []
         if isinstance(dims, int):
@@ -686,7 +732,6 @@ class Parser:
             count = math.prod(program[x].shape[k] for k in places)
             divisor = self.program.const(count, len(program[out].shape), program[out].dtype)
             out = program.pointwise('div', out, divisor)
-        # A number of flags is small: exact in every dtype.
         dtype = 'float32' if counts else _name(node.meta['val'].dtype)
         return program.cast(program.view(out, self._trailing(node)), dtype)
 
@@ -738,14 +783,14 @@ def _written(node: Node) -> object:
     return node.meta.get('original_aten') or node.target
 
 
-def _without_kernel(node: Node) -> str:
-    """Names an operator without a kernel, and all others of its graph."""
+def _without_kernel(node: Node, of: str) -> str:
+    """Names an operator without a kernel, with what it is `of`, and all others of its graph."""
     others = (
         _written(each) for each in node.graph.nodes
         if each.op == 'call_function' and each.users and each.target not in _readers
     )  # fmt: skip
     first, *rest = dict.fromkeys(map(str, (_written(node), *others)))
-    return f'{first} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
+    return f'{first}{of} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
 
 
 def _is_of_attention(node: Node) -> bool:

@@ -65,8 +65,10 @@ _EXPANDED = (
 )
 
 
-def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error: Exception) -> None:
-    """Raises an error that names the argument of a call that does not fit, if one is found.
+def explain(
+    conv: MessagePassing, args: tuple, kwargs: dict[str, object], error: Exception
+) -> Exception | None:
+    """An error that names the argument of a call that does not fit, if one is found.
 
     Args:
         conv: The layer.
@@ -74,20 +76,26 @@ def explain(conv: MessagePassing, args: tuple, kwargs: dict[str, object], error:
         error: What the call has raised.
     """
     if isinstance(error, torch.OutOfMemoryError) or is_stream_capturing():  # Reads would end it.
-        return
+        return None
     text = str(error)
     try:
         signature = inspect.signature(type(conv).forward)
         given = signature.bind(conv, *args, **kwargs).arguments
         named = any(f"'{name}" in text for name in signature.parameters)
         is_more = ('has no attribute', 'keyword argument', 'is not defined')
-        if named and not any(words in text for words in is_more):
-            return
-        found = _find_mistake(conv, given, signature, error)
+        edges = given.get('edge_index')
+        is_turned = 'to have size' in text and getattr(edges, 'shape', ())[1:] == (2,)
+        if named and not is_turned and not any(words in text for words in is_more):
+            return None
+        return _find_mistake(conv, given, signature, error)
     except Exception:  # The search may fail, too: the error of the call stays.
-        return
-    if found is not None:
-        raise found from error
+        return None
+
+
+def first_line(error: Exception) -> str:
+    """The class of an error and the first line of its text."""
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    return f'{name}: {lines[0]}' if lines else name
 
 
 def naming_options(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:

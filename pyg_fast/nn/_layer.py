@@ -16,7 +16,7 @@ from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ._checks import what_is, why_not_layer
-from ._explain import EXPLAINED, explain, naming_options
+from ._explain import EXPLAINED, explain, first_line, naming_options
 from ._modules import EDGE_UPDATER, PROPAGATE, PYGS, note_propagate
 
 ModuleT = TypeVar('ModuleT', bound=Module)
@@ -48,6 +48,7 @@ class FusedModule:
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
     _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
+    _last_error: str | None = None  # that the last eager call raised
     _last_sorted: bool = False  # whether our code sorted a plain list of edges in the last one
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -121,12 +122,19 @@ class FusedLayer(FusedModule, Mixin):
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            out = super().__call__(*args, **kwargs)
         except EXPLAINED as error:
             if isinstance(error, AttributeError) and self._fused_is_adopted():
                 _name_users_class(self, error)
-            explain(self, args, kwargs, error)
-            raise
+            found = explain(self, args, kwargs, error)
+            if not isinstance(error, NotImplementedError):  # That of `strict` is the report.
+                self.__dict__['_last_error'] = first_line(found or error)
+            if found is None:
+                raise
+            raise found from error
+        if self._last_error is not None:
+            del self._last_error
+        return out
 
     def __prepare_scriptable__(self) -> MessagePassing:
         return self._fused_to_base()
@@ -177,7 +185,7 @@ class Fused(FusedLayer):
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     # `cache_input` is of layers that 0.2 has pickled.
     _fused_own: ClassVar[tuple[str, ...]] = (
-        '_last_run', '_last_compiled', '_last_sorted', 'cache_input',
+        '_last_run', '_last_compiled', '_last_sorted', '_last_error', 'cache_input',
     )  # fmt: skip
 
     def __init_subclass__(cls, **kwargs: object) -> None:

@@ -22,8 +22,9 @@ def check_edge_index(edge_index: Tensor) -> None:
     if edge_index.layout != torch.strided:
         raise TypeError(f"'edge_index' must be a strided tensor, got {edge_index.layout}")
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        cure = ': edge_index.t().contiguous()' if edge_index.shape[1:] == (2,) else ''
         raise ValueError(
-            f"'edge_index' must have shape [2, num_edges], got {list(edge_index.shape)}"
+            f"'edge_index' must have shape [2, num_edges], got {list(edge_index.shape)}{cure}"
         )
 
 

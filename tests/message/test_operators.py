@@ -23,6 +23,10 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+def one_zero(x: Tensor) -> Tensor:
+    return torch.cat([x[:, :3], x[:, 3:] * 0], -1)
+
+
 def huge_of(x: Tensor) -> float:
     return 1e300 if x.dtype == torch.float64 else 1e30
 
@@ -46,6 +50,16 @@ UNARY: dict[str, tuple[Operation, list[float]]] = {
         lambda x: x.round() + x,
         [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.3, 1e15 + 1, INF, -INF, NAN],
     ),
+    'norm, 3': (lambda x: x.norm(p=3, dim=-1, keepdim=True), [0, 1, -2, 1e-9, INF, NAN]),
+    'norm, 0.5': (lambda x: one_zero(x).norm(p=0.5, dim=-1)[:, None], [0, 1, -2, 1e-9, NAN]),
+    'norm, 1.5': (lambda x: one_zero(x).norm(p=1.5, dim=-1)[:, None], [0, 1, -2, 1e-9, NAN]),
+    'norm, inf': (lambda x: torch.linalg.norm(x, INF, -1, True), [0, 1, -2, INF]),
+    'norm, -inf': (lambda x: torch.linalg.norm(x, -INF, -1, True), [0, 1, -2, -INF]),
+    'norm, 0': (lambda x: one_zero(x).norm(p=0, dim=-1)[:, None] * x, [0, 1, -2, INF]),
+    'remainder': (lambda x: x % 0.5, [0, -0.0, 0.5, -0.25, 7.3, -7.3, 1e15, INF, NAN]),
+    'remainder by -2': (lambda x: x % -2, [0, 2, -2, 7.3, -7.3, 1e15, INF, NAN]),
+    'fmod': (lambda x: torch.fmod(x, 4), [0, 4, -4, 7.3, -7.3, 1e15, INF, NAN]),
+    'rrelu': (lambda x: F.rrelu(x), [0, 1, -1, INF, -INF, NAN]),
     'sinc': (torch.sinc, [0, 1, -0.5, 0.25, 2.25]),
     'isinf': (lambda x: x * torch.isinf(x), [0, 1.5, -1.5, INF, -INF, NAN]),
     'isfinite': (lambda x: x * torch.isfinite(x), [0, 1.5, -1.5, INF, -INF, NAN]),
@@ -67,6 +81,16 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'distance, 1': lambda a, b: F.pairwise_distance(a, b, 1.0).unsqueeze(-1) * b,
     'distance, no eps': lambda a, b: F.pairwise_distance(a, b, 2, 0.0, True) * b,
     'flip': lambda a, b: a.flip(1) * b.flip(-1),
+    'index of channels': lambda a, b: (
+        a[:, [1, 0, -1, 1]] * b.view(-1, 2, 2)[..., [1, 1]].flatten(1)
+    ),
+    'index of matrices': lambda a, b: a.view(-1, 2, 2)[:, [0, 0, 1], [1, -1, 0]] * b[:, [3]],
+    'prod': lambda a, b: one_zero(a).prod(-1, keepdim=True) + b.view(-1, 2, 2).prod(1).repeat(1, 2),
+    'cumsum': lambda a, b: a.cumsum(-1) * b.cumprod(-1) + one_zero(a).cumprod(1),
+    'diagonal': lambda a, b: (a.view(-1, 2, 2) @ b.view(-1, 2, 2)).diagonal(0, 1, 2),
+    'diagonal, offset': lambda a, b: a.view(-1, 2, 2).diagonal(1, -1, -2) * b,
+    'trace': lambda a, b: torch.einsum('eii->e', a.view(-1, 2, 2))[:, None] * b,
+    'fmax': lambda a, b: torch.fmax(a, b.log()) - torch.fmin(a.log(), b),
     'roll': lambda a, b: a.roll(1, 1) * b.roll(-3, 1) + b.roll(4, 1),
     'products of flags': lambda a, b: a * ((a > 0) * (b > 0)) + b * ((a > 1) + (b > 1)),
     'isclose': lambda a, b: a * torch.isclose(a, b, 0.5),
@@ -213,6 +237,39 @@ def test_numbers_of_derivatives_are_float64(
     torch.testing.assert_close(*grads, rtol=1e-13, atol=1e-13)
 
 
+OF_EACH_EDGE: list[Operation] = [
+    lambda d: d[:, [1, 0, -1]] + d.view(-1, 2, 2)[:, [0, 0, 1], [1, -1, 0]],
+    lambda d: torch.cat([d.cumsum(-1), d.cumprod(-1), d.prod(-1, keepdim=True)], -1),
+    lambda d: torch.cat([d.norm(p=3, dim=-1)[:, None], d.relu().norm(p=0.5, dim=-1)[:, None]], -1),
+    lambda d: torch.cat([d % 0.5, torch.fmod(d * 4, 2), d.view(-1, 2, 2).diagonal(0, 1, 2)], -1),
+    lambda d: (d > 0).sum(-1, keepdim=True) * d,
+    lambda d: (d.unsqueeze(-1) > d[:, None, :2]).sum(-1) * d,
+]
+
+
+@pytest.mark.parametrize('number', range(len(OF_EACH_EDGE)))
+def test_values_of_each_edge(number: int, device: torch.device) -> None:
+    """A kernel computes these, where one computes those of a node before."""
+    function = OF_EACH_EDGE[number]
+
+    class OfEach(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return function((x_i - x_j) * x_j)
+
+    torch.manual_seed(0)
+    ours = pyg_fast.accelerate(OfEach())
+    edges = torch.randint(9, (2, 40), device=device)
+    x = torch.randn(9, 4, dtype=torch.float64, device=device)
+    torch.testing.assert_close(ours(x, edges), OfEach()(x, edges))
+    x.requires_grad_()
+    grads = [torch.autograd.grad(conv(x, edges).sin().sum(), x)[0] for conv in (ours, OfEach())]
+    assert why_pygs(ours) == ''
+    torch.testing.assert_close(*grads)
+
+
 def _raises(x: Tensor, y: Tensor) -> Tensor:
     raise ValueError('bad\nnumbers')
 
@@ -251,6 +308,13 @@ OF_EDGES = torch.ones(3, 1)
         (lambda x, y: torch.autograd.grad(x.sum(), x)[0] * y, 'message calls torch.autograd.grad,'),
         (lambda x, y: x * OF_EDGES, 'message reads a tensor of 3 rows that propagate did not get'),
         (lambda x, y: x.repeat(1, 40).flip(1), 'a flip of more than 128 channels'),
+        (lambda x, y: x[:, list(range(4)) * 40], 'an index of more than 128 channels'),
+        (lambda x, y: x.repeat(1, 5).cumsum(-1), 'a cumulative sum of more than 16 channels'),
+        (lambda x, y: x * torch.tensor([1, 2, 3, 4]), 'a constant tensor made in message'),
+        (lambda x, y: x.norm(p=-1, dim=-1, keepdim=True), 'a norm of order -1'),
+        (lambda x, y: x % 0.3, 'a remainder of a division by 0.3, which is no power of two'),
+        (lambda x, y: torch.polar(x, y).real, 'polar makes complex numbers'),
+        (lambda x, y: x * torch.bucketize(y, OF_EDGES[:, 0]), 'aten.bucketize.Tensor has no kern'),
     ],
 )
 def test_reasons_of_what_pygs_code_runs(function: Callable[..., Tensor], reason: str) -> None:
