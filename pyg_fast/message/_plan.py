@@ -171,9 +171,7 @@ class Plan(NamedTuple):
         return describe(self)
 
 
-def make_plan(
-    captured: CapturedMessage, reduces: Sequence[str], keeps_maps: bool = False
-) -> Plan:
+def make_plan(captured: CapturedMessage, reduces: Sequence[str], keeps_maps: bool = False) -> Plan:
     """Plans a message. With :obj:`keeps_maps` the prologue has the linear maps of features of
     edges alone, so that autograd keeps their values.
 
