@@ -76,12 +76,18 @@ def jit_function(text: str, name: str) -> Any:
     return scope[name]
 
 
-class _CompiledKernel(Protocol):
+class CompiledKernel(Protocol):
+    """A kernel of Triton."""
+
+    n_spills: int  # numbers of a thread that its registers do not hold
+
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., object]: ...
+
+    def _init_handles(self) -> None: ...
 
 
 @lru_cache(maxsize=_MAX_KERNELS)
-def _compiled_variants(text: str, name: str) -> dict[Hashable, _CompiledKernel]:
+def _compiled_variants(text: str, name: str) -> dict[Hashable, CompiledKernel]:
     """The compiled variants of a Triton function, by what Triton specialises it for."""
     return {}
 
@@ -95,26 +101,38 @@ def check_not_capturing() -> None:
         )
 
 
+def compiled_kernel(
+    text: str, name: str, num_warps: int, tensors: list[Tensor], numbers: tuple[int, ...],
+    constants: tuple[object, ...], registers: int | None = None,
+) -> CompiledKernel:  # fmt: skip
+    """A Triton function, compiled for such arguments. A thread has so many :obj:`registers` at
+    most."""
+    variants = _compiled_variants(text, name)
+    key = (
+        torch.cuda.current_device(), num_warps, registers, constants,
+        *[number < 2**31 for number in numbers],
+        *[t.dtype for t in tensors], *[t.data_ptr() % 16 for t in tensors],
+    )  # fmt: skip
+    found = variants.get(key)
+    if found is None:
+        check_not_capturing()
+        most = {} if registers is None else {'maxnreg': registers}
+        arguments = (*tensors, *numbers, *constants)
+        function = jit_function(text, name)
+        found = function.warmup(*arguments, grid=(1,), num_warps=num_warps, **most)
+        found._init_handles()
+        variants[key] = found
+    return found
+
+
 def launch_kernel(
     text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
     numbers: tuple[int, ...], constants: tuple[object, ...], registers: int | None = None,
 ) -> None:  # fmt: skip
     """Launches a Triton function on the current device, past Triton's own dispatch, which takes
-    several times as long to inspect the arguments. A thread has so many :obj:`registers` at most.
-    """
-    compiled = _compiled_variants(text, name)
-    key = (
-        torch.cuda.current_device(), num_warps, constants, *[number < 2**31 for number in numbers],
-        *[t.dtype for t in tensors], *[t.data_ptr() % 16 for t in tensors],
-    )  # fmt: skip
-    found = compiled.get(key)
-    if found is None:
-        check_not_capturing()
-        function = jit_function(text, name)[num_programs,]
-        most = {} if registers is None else {'maxnreg': registers}
-        compiled[key] = function(*tensors, *numbers, *constants, num_warps=num_warps, **most)
-    else:
-        found[num_programs, 1, 1](*tensors, *numbers, *constants)
+    several times as long to inspect the arguments."""
+    found = compiled_kernel(text, name, num_warps, tensors, numbers, constants, registers)
+    found[num_programs, 1, 1](*tensors, *numbers, *constants)
 
 
 class Tile(NamedTuple):

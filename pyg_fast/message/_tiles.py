@@ -32,6 +32,20 @@ _REGISTERS = 2**16
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 # The rows whose sums a product computes at once.
 _ROWS = 16
+# Four warps have the registers for derivatives of so wide values in three parts each.
+_NARROW = 32
+
+
+class Form(NamedTuple):
+    """How a kernel runs."""
+
+    warps: int
+    per_processor: int  # programs
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, at most."""
+        return min(255, _REGISTERS // (32 * self.warps * self.per_processor) // 8 * 8)
 
 
 class TileSource(NamedTuple):
@@ -39,9 +53,7 @@ class TileSource(NamedTuple):
 
     text: str
     loads: tuple[Load, ...]  # the inputs, in the order of the parameters
-    warps: int
-    registers: int  # of a thread at most
-    per_processor: int  # programs
+    forms: tuple[Form, ...]  # of which the first one runs whose registers hold its values
     factors: tuple[Factor, ...]
     pairs: dict[int, tuple[tuple[int, int], ...]]  # of factors, whose products a result adds up
     totals: dict[int, int]  # the first column of other sums over all edges, in a row of a program
@@ -80,12 +92,9 @@ def generate_tiles(program: Program, outs: Sequence[Out], precision: str) -> Til
     """
     tiles = _Tiles(program, outs, precision)
     text = tiles.text()
-    warps = 8 if tiles.has_breaks else 4
-    several = tiles.programs()
-    registers = min(255, _REGISTERS // (32 * warps * several) // 8 * 8)
     factors = tuple(tiles.factors.values())
     return TileSource(
-        text, tuple(tiles.loads), warps, registers, several, factors, tiles.pairs, tiles.totals,
+        text, tuple(tiles.loads), tiles.forms(), factors, tiles.pairs, tiles.totals,
         tiles.total_width,
     )  # fmt: skip
 
@@ -171,13 +180,17 @@ class _Tiles(TileValues):
             tiles += count
         return 2 * count * matrices + int(tiles * tile)
 
-    def programs(self) -> int:
-        """How many programs a multiprocessor runs at once: more hide the latency of memory, fewer
-        have more registers."""
-        most = 3
-        if self.has_breaks:
-            most = 1 if self.is_wide or self.is_long or not self._is_half() else 2
-        return max(1, min(most, shared_memory() // (self._shared_bytes() + 2**10)))
+    def forms(self) -> tuple[Form, ...]:
+        """How the kernel may run: more programs hide the latency of memory, fewer have more
+        registers."""
+        most = shared_memory() // (self._shared_bytes() + 2**10)
+        if not self.has_breaks:
+            return (Form(4, max(1, min(3, most))),)
+        several = 1 if self.is_wide or self.is_long or not self._is_half() else 2
+        wide = Form(8, max(1, min(several, most)))
+        in_few_parts = self._is_half() or self.precision != 'highest'
+        is_narrow = in_few_parts or widest(self.program, self.outs) <= _NARROW
+        return (Form(4, 2), wide) if is_narrow and not self.is_wide and most >= 2 else (wide,)
 
     def _edges(self) -> tuple[list[str], list[str]]:
         """What is read of the edges of the first tile, before the loop, and what the loop begins

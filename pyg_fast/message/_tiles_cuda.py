@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from . import _cuda
 from ._ir import NODES, Inputs
 from ._tile_texts import EDGES, PLAN, combine_text
 from ._tile_values import Factor
-from ._tiles import TileSource
+from ._tiles import Form, TileSource
 
 if TYPE_CHECKING:
     from ._passes import Pass
@@ -24,6 +25,8 @@ _MAX_EDGES, _MAX_PLACES = 2**31 - 2**16, 2**31 - 2
 # Factors of gradients of matrices are stored for so many edges at once, at most, and at least; and
 # in so many bytes, between these.
 _MOST_EDGES, _LEAST_EDGES, _FACTOR_BYTES = 2**18, 2**16, 2**28
+# With more numbers of a thread in memory a kernel takes longer than with more warps.
+_MOST_SPILLS = 48
 
 
 def takes(graph: Graph) -> bool:
@@ -38,7 +41,7 @@ def run_pass_tiles(
     """The results of a pass over destinations, and the chosen edges of maxima and minima."""
     source = pass_.tiles(matmul_precision(pass_))
     num_tiles = -(-graph.num_edges // EDGES)
-    most = processors(graph.col.device) * source.per_processor
+    most = processors(graph.col.device) * max(form.per_processor for form in source.forms)
     buffers = _allocate(pass_, source, graph, num_tiles, max(1, min(num_tiles, most)))
     outs, seconds = buffers.outs, buffers.seconds
     if num_tiles:
@@ -89,13 +92,15 @@ def _launch_tiles(
     perm = graph.col if graph.perm is None else graph.perm
     sizes = graph.num_edges, graph.num_dst
     constants = (graph.perm is not None, offset, *[x.stride(0) for x in nodes])
+    tensors = [row_of, graph.col, perm, rank_of, place_of, *tensors]
+    form = _choose_form(source, tensors, (*sizes, 0, num_tiles, 1), constants)
+    most = min(buffers.num_programs, processors(graph.col.device) * form.per_processor)
     for first in range(0, num_tiles, step):
         end = min(first + step, num_tiles)
-        num_programs = min(buffers.num_programs, end - first)
+        num_programs = min(most, end - first)
         _cuda.launch_kernel(
-            source.text, 'message_tiles', source.warps, num_programs,
-            [row_of, graph.col, perm, rank_of, place_of, *tensors],
-            (*sizes, first, end, num_programs), constants, source.registers,
+            source.text, 'message_tiles', form.warps, num_programs, tensors,
+            (*sizes, first, end, num_programs), constants, form.registers,
         )  # fmt: skip
         count = min(end * EDGES, graph.num_edges) - first * EDGES
         stored = [
@@ -111,6 +116,30 @@ def _launch_tiles(
             text, 'combine_tiles', 1, num_tiles, [graph.rowptr, row_of, outs[k], part, *second],
             sizes, (offset,),
         )  # fmt: skip
+
+
+def _choose_form(
+    source: TileSource, tensors: list[Tensor], numbers: tuple[int, ...],
+    constants: tuple[object, ...],
+) -> Form:  # fmt: skip
+    """The first form whose registers hold the values of a tile, but for few; else the last one."""
+    chosen, device = _chosen_forms(source.text), tensors[0].device
+    if device not in chosen:
+        *others, last = source.forms
+        chosen[device] = next((
+            form for form in others
+            if _cuda.compiled_kernel(
+                source.text, 'message_tiles', form.warps, tensors, numbers, constants,
+                form.registers,
+            ).n_spills <= _MOST_SPILLS
+        ), last)  # fmt: skip
+    return chosen[device]
+
+
+@lru_cache(maxsize=1024)
+def _chosen_forms(text: str) -> dict[torch.device, Form]:
+    """The form of a source on each GPU."""
+    return {}
 
 
 def _tiles_at_once(factors: Sequence[Factor], num_tiles: int) -> int:

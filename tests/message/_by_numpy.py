@@ -228,6 +228,7 @@ def by_numpy(
         patch.setattr(_entry, '_passes_for', _entry._passes_for.__wrapped__)
         patch.setattr(_entry, '_stores', {})  # Their captures have plans of a CPU.
         patch.setattr(_cuda, 'launch_kernel', launch)
+        patch.setattr(_tiles_cuda, '_choose_form', lambda source, *args: source.forms[0])
         patch.setattr(_run, 'run_pass', run_pass)
         patch.setattr(_cuda, 'divide_rows', pieces)
         patch.setattr(_tiles_cuda, 'processors', lambda device: 3)
