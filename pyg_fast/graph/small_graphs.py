@@ -81,9 +81,11 @@ class _Limit(NamedTuple):
 # its step took 0.95 times ours with 15,000 edges of width 300, and 1.4 times with 1.5 M of width
 # 64.
 _LIMITS = {
-    ('message', False): _Limit(560_000, 0),
+    ('message', False): _Limit(420_000, 20),
     ('message', True): _Limit(56_000_000, 0),
-    ('prepared message', False): _Limit(400_000, 0),
+    ('narrow message', False): _Limit(560_000, 0),
+    ('prepared message', False): _Limit(260_000, 20),
+    ('narrow prepared message', False): _Limit(400_000, 0),
     ('prepared message', True): _Limit(56_000_000, 0),
     ('sum', False): _Limit(200_000, 50),
     ('sum', True): _Limit(42_000_000, 0),
@@ -113,8 +115,29 @@ _LIGHT = {
 }  # fmt: skip
 
 
+# Kernels of a CPU take as long for fewer numbers of an edge as for so many, PyG's code does not.
+_NARROW = 5
+
 # PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs.
 _OF_MLP = {False: 5, True: 2.25}
+# And on a CPU for a maximum or minimum; and for a sum by weights of edges or by a softmax, for
+# which it takes longer and a kernel does not.
+_OF_EXTREMES, _OF_WEIGHTS = 3.5, 2.0
+
+
+def width_of_extremes(width: int) -> int:
+    """The width of a message under a maximum or minimum, for the limits of edges on a CPU."""
+    return _width_times(width, _OF_EXTREMES)
+
+
+def width_of_weights(width: int) -> int:
+    """The same of a sum by weights of edges or by a softmax."""
+    return _width_times(width, _OF_WEIGHTS) if width >= _NARROW else width
+
+
+def _width_times(width: int, times: float) -> int:
+    _, more = _LIMITS['message', False]
+    return int(times * (width + more)) - more
 
 
 def width_of_mlp(width: int, on_gpu: bool) -> int:
@@ -128,6 +151,11 @@ def may_be_mlp(edge_index: Tensor, width: int, kind: str) -> bool:
     return not has_few_edges(edge_index, width_of_mlp(width, edge_index.is_cuda), kind)
 
 
+def may_have_weights(edge_index: Tensor, width: int, kind: str) -> bool:
+    """The same for a sum by weights, on a CPU."""
+    return not has_few_edges(edge_index, width_of_weights(width), kind)
+
+
 def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool:
     """Whether PyG's code is faster for a list of edges.
 
@@ -139,7 +167,9 @@ def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool
     """
     if not isinstance(edge_index, Tensor):
         return False
-    product, more = _LIMITS[kind, edge_index.is_cuda]
+    narrow = f'narrow {kind}', edge_index.is_cuda
+    is_narrow = width < _NARROW and narrow in _LIMITS
+    product, more = _LIMITS[narrow if is_narrow else (kind, edge_index.is_cuda)]
     shape = edge_index.shape
     is_list = len(shape) == 2 and shape[0] == 2  # Else an error says what it must be.
     return is_list and shape[1] * (width + more) < product and _may_run_pygs(edge_index)

@@ -117,6 +117,11 @@ class Plan(NamedTuple):
         return 4 * own > 3 * (own + hoisted)
 
     @property
+    def has_weights(self) -> bool:
+        """Whether it sums values by weights of edges alone, or by a softmax."""
+        return bool(self.softmaxes) or weighted_sum(self) is not None
+
+    @property
     def is_mlp(self) -> bool:
         """Whether PyG's code has linear maps of values computed for each edge."""
         return self.in_tiles or self.keeps_maps

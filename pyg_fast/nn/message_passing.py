@@ -20,13 +20,17 @@ from ..graph.small_graphs import (
     has_few_columns,
     has_few_edges,
     may_be_mlp,
+    may_have_weights,
     reason_of,
     runs_pygs_code,
+    width_of_extremes,
     width_of_mlp,
+    width_of_weights,
 )
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
 from ..message._inputs import check_inputs
+from ..message._plan import Plan
 from ..message._rows import put_in
 from ..ops._numbers import check_flag
 from ..ops._transforms import transforms_traced
@@ -105,9 +109,25 @@ def _width(node_dim: int, kwargs: dict[str, object]) -> int:
     return width
 
 
+def _width_of_plan(plan: Plan, width: int, on_gpu: bool) -> int:
+    """The width of a message, for the limits of edges, of which that of its inputs was known."""
+    if plan.is_mlp:
+        width = width_of_mlp(width, on_gpu)
+    if on_gpu:
+        return width
+    width = max(width, plan.width)
+    return width_of_weights(width) if plan.has_weights else width
+
+
+def _has_extremes(conv: MessagePassing) -> bool:
+    """Whether a layer takes maxima or minima of its messages."""
+    parts = [] if conv.aggr_module is None else parts_of(conv.aggr_module)
+    return any(REDUCES.get(type(part)) in ('max', 'min') for part in parts)
+
+
 def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
     """Whether edges that are few for a message as wide as its inputs may be none for one that maps
-    them; a first call of its kernel tells."""
+    them or weights them; a first call of its kernel tells."""
     width = conv.__dict__['_width']
     if not edge_index.is_cuda:
         widest = conv.__dict__.get('_widest_map')
@@ -115,7 +135,7 @@ def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
             widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
             widest = conv.__dict__['_widest_map'] = max(widths, default=0)
         if widest == 0:
-            return False
+            return may_have_weights(edge_index, width, kind)
         width = max(width, widest)
     return may_be_mlp(edge_index, width, kind)
 
@@ -234,6 +254,8 @@ class FusedPropagate(FusedLayer):
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
             own['_width'] = _width(self.node_dim, kwargs)
+            if not edge_index.is_cuda and _has_extremes(self):
+                own['_width'] = width_of_extremes(own['_width'])
         reason, plain = None, edge_index
         # PyG's code takes longer for one. A prepared graph has no list yet.
         if has_list(edge_index):
@@ -518,10 +540,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     own, plan = conv.__dict__, entry.last
     if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
         own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
-        width = own.get('_width', 1)
-        if plan.is_mlp:
-            width = width_of_mlp(width, edge_index.is_cuda)
-        own['_width'] = width if edge_index.is_cuda else max(width, plan.width)
+        own['_width'] = _width_of_plan(plan, own.get('_width', 1), edge_index.is_cuda)
     for rank in {out.dim() for out in outs}:
         if rank < -node_dim and not captures:  # PyG raises an error.
             raise Fallback(f'a message of {rank} dimensions')

@@ -174,11 +174,19 @@ def test_log(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_many_edges() -> None:
-    """By edges and width: kernels run."""
-    conv = Own()
-    x, edges = of_few(torch.device('cpu'), 200_000 // (WIDTH + 8) + 1)
-    conv(x, edges[:, :-2])
+class Weighted(Own):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+@pytest.mark.parametrize(('conv', 'times'), [
+    (Own(), 1), (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5),
+])  # fmt: skip
+def test_many_edges(conv: Own, times: float) -> None:
+    """By edges and width: kernels run, for sums by weights and for maxima earlier."""
+    x, edges = of_few(torch.device('cpu'), int(200_000 / times) // (WIDTH + 8) + 30)
+    conv(x, edges)  # It may be the one that tells what the message is.
+    conv(x, edges[:, :-60])
     assert why_pygs(conv)
     conv(x, edges)
     assert why_pygs(conv) == ''
