@@ -48,6 +48,11 @@ class Made:
         stream = torch.cuda.current_stream(device)
         self.stream, self.event = stream.cuda_stream, stream.record_event()
 
+    @classmethod
+    def here(cls, tensor: Tensor) -> 'Made | None':
+        """The current stream, outside of a capture; None: no GPU."""
+        return cls(tensor.device) if tensor.is_cuda else None
+
 
 class Entry(Generic[T]):
     """A value made of tensors, and the CUDA streams on which it may be read; :obj:`made` says how
@@ -104,12 +109,44 @@ class Cache:
         return dict, ()  # torch.load supports it with weights_only=True
 
 
+class Promise:
+    """A cache that :func:`cache_of` makes when it is first asked for: the batches of a loader have
+    many that nobody reads. `fill` fills it, unless an edit is noticed."""
+
+    __slots__ = 'data', 'fill', 'state'
+
+    def __init__(self, edge_index: EdgeIndex, fill: Callable[[EdgeIndex], object]) -> None:
+        self.state, self.data = _state_of(edge_index)
+        self.fill = fill
+
+    def __reduce__(self) -> tuple:
+        return dict, ()  # as the cache
+
+
+def promise(edge_index: EdgeIndex, fill: Callable[[EdgeIndex], object]) -> None:
+    """Fills the cache of a new EdgeIndex when it is first asked for."""
+    edge_index.__dict__[_CACHE] = Promise(edge_index, fill)
+
+
 def cache_of(edge_index: EdgeIndex) -> Cache:
     """The cache of an EdgeIndex; empty after an edit was noticed.
 
     Edits of its data are not allowed; those that change the version are still noticed.
     """
-    # The tensor that holds the edges.
+    state, data = _state_of(edge_index)
+    cache = edge_index.__dict__.get(_CACHE)
+    if isinstance(cache, Cache) and cache.state == state:
+        return cache
+    fresh = edge_index.__dict__[_CACHE] = Cache(state, data)
+    if isinstance(cache, Cache):
+        fresh.captured = cache.captured
+    elif isinstance(cache, Promise) and cache.state == state:
+        cache.fill(edge_index)
+    return fresh
+
+
+def _state_of(edge_index: EdgeIndex) -> tuple[tuple, Tensor]:
+    """What an edit changes, and the tensor that holds the edges."""
     data = edge_index.graph.col if isinstance(edge_index, PreparedGraph) else edge_index._data
     state = (
         id(data),
@@ -117,13 +154,7 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
         None if edge_index.is_inference() else edge_index._version,
         edge_index._sort_order,
     )
-    cache = edge_index.__dict__.get(_CACHE)
-    if not isinstance(cache, Cache) or cache.state != state:
-        fresh = Cache(state, data)
-        if isinstance(cache, Cache):
-            fresh.captured = cache.captured
-        cache = edge_index.__dict__[_CACHE] = fresh
-    return cache
+    return state, data
 
 
 def look_up(edge_index: EdgeIndex, request: Request) -> Any:

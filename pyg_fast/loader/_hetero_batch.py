@@ -2,14 +2,17 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
 from torch_geometric.data.storage import BaseStorage
 
 from ..graph._cache import Made, SampledHops
 from ..graph.csr import perm_name
+from ..graph.graph import keep_block
 from ._batch import Attributes, Edges, set_edges
 from ._hetero_subgraph import EdgeType, HeteroSubgraph
 from ._pipeline import LateRead, PendingBatch, put
@@ -43,14 +46,12 @@ def build_hetero_batch(
             put(store, 'num_nodes', n_id.numel())
         if 'n_id' not in store:
             put(store, 'n_id', n_id)
-    edges_of = _EdgesOf(part)
+    edges_of = _EdgesOf(part, graph.loop_free)
     for edge_type in graph.edge_types:
         assert edge_type is not None
         store, edges = stores[edge_type], edges_of(edge_type)
         is_sparse, e_id = graph.layout[edge_type] != 'edge_index', edges.e_id
-        new, read = set_edges(
-            store, data[edge_type] if is_sparse else None, edges, graph.loop_free[edge_type]
-        )
+        new, read = set_edges(store, data[edge_type] if is_sparse else None, edges)
         tensors += new
         if read is not None:
             late.append(read)
@@ -67,23 +68,33 @@ def build_hetero_batch(
 class _EdgesOf:
     """The edges of each type of a batch. What types share is found once."""
 
-    def __init__(self, part: HeteroSubgraph) -> None:
-        self._part = part
+    def __init__(self, part: HeteroSubgraph, loop_free: Mapping[Any, bool]) -> None:
+        self._edge_index, self._e_id, self._indptr = part.edge_index, part.e_id, part.indptr
+        self._rowptr, self._col = part.rowptr, part.col
+        self._longest_row, self._loop_free = part.longest_row, loop_free
         self._sizes = {key: n_id.numel() for key, n_id in part.n_id.items()}
-        self._nodes: dict[str, tuple[int, ...]] | None = None  # by hop
-        if part.is_by_hop and part.num_sampled_nodes is not None:
-            self._nodes = {key: tuple(counts) for key, counts in part.num_sampled_nodes.items()}
-        some = next(iter(part.n_id.values()))
-        self._made = Made(some.device) if some.is_cuda else None
+        # By hop. The lists are those of the batch, whose owner may write into them.
+        self._num_nodes, self._num_edges = (
+            None if counts is None or not part.is_by_hop else
+            {key: tuple(by_hop) for key, by_hop in counts.items()}
+            for counts in (part.num_sampled_nodes, part.num_sampled_edges)
+        )  # fmt: skip
+        self._made = Made.here(next(iter(part.n_id.values())))
 
     def __call__(self, key: EdgeType) -> Edges:
-        part, hops = self._part, None
-        if self._nodes is not None and part.num_sampled_edges is not None:
-            edges = part.num_sampled_edges[key]
-            hops = SampledHops(edges, self._nodes[key[0]], self._nodes[key[2]])
-        indptr = None if part.indptr is None else part.indptr[key]
         return Edges(
-            part.edge_index[key], part.rowptr.get(key), part.col.get(key), part.e_id[key],
-            self._sizes[key[0]], self._sizes[key[2]], hops, part.longest_row[key], indptr,
-            self._made,
+            self._edge_index[key], self._e_id[key], self._sizes[key[0]], self._sizes[key[2]],
+            self._indptr.get(key), partial(self._keep, key),
+        )  # fmt: skip
+
+    def _keep(self, key: EdgeType, edge_index: EdgeIndex) -> None:
+        """Caches what kernels read of the edges."""
+        hops = None
+        if self._num_nodes is not None and self._num_edges is not None:
+            hops = SampledHops(
+                self._num_edges[key], self._num_nodes[key[0]], self._num_nodes[key[2]]
+            )
+        keep_block(
+            edge_index, self._rowptr[key], self._col[key], hops, self._loop_free[key],
+            self._longest_row[key], self._sizes[key[0]], self._made,
         )  # fmt: skip

@@ -129,13 +129,26 @@ class TypedSubgraph(NamedTuple):
     n_id: list[Tensor]
     batch: list[Tensor] | None
     edge_index: list[Tensor]
-    rowptr: list[Tensor]
-    col: list[Tensor]
+    rowptr: Sequence[Tensor]
+    col: Sequence[Tensor]
     e_id: list[Tensor]
     num_sampled_nodes: list[list[int]]
     num_sampled_edges: list[list[int]] | None
     indptr: list[Tensor]  # as rowptr, int64
     wholes: tuple[Tensor, ...]  # of which the others are parts; none if they are not
+
+
+class Parts(Sequence[Tensor]):
+    """Parts of a tensor that are cut where they are read: few batches need those of all types."""
+
+    def __init__(self, whole: Tensor, starts: list[int], sizes: list[int]) -> None:
+        self._whole, self._starts, self._sizes = whole, starts, sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, k):  # type: ignore[no-untyped-def]
+        return self._whole.narrow(0, self._starts[k], self._sizes[k])
 
 
 def sample_typed(
@@ -339,18 +352,17 @@ class _TypedBatch:
             hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
             int(out_edges[-1]),
         )  # fmt: skip
-        sizes, of_edges, of_rows = (
-            total.tolist(), _lengths(out_edges, count), _lengths(out_rows, rows)
-        )  # fmt: skip
+        sizes, num_edges, first_edge = total.tolist(), count.tolist(), out_edges.tolist()
         indptr = rowptr.long()
         return TypedSubgraph(
             list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
             [
                 ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
-                for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
+                for begin, n in zip(first_edge, num_edges, strict=False)
             ],
-            _parts(rowptr, of_rows), _parts(col, of_edges), _parts(e_id, of_edges),
-            nodes.T.tolist(), edges.T.tolist(), _parts(indptr, of_rows),
+            Parts(rowptr, out_rows.tolist(), rows.tolist()), Parts(col, first_edge, num_edges),
+            _parts(e_id, out_edges, count), nodes.T.tolist(), edges.T.tolist(),
+            _parts(indptr, out_rows, rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
@@ -393,14 +405,9 @@ def _aligned(sizes: Ints) -> Ints:
     return out
 
 
-def _lengths(starts: Ints, sizes: Ints) -> list[int]:
-    """Of each of the parts that begin at `starts`, whose last is the end, the size and how much
-    pads it."""
-    return np.stack([sizes, starts[1:] - starts[:-1] - sizes], 1).ravel().tolist()
-
-
-def _parts(whole: Tensor, lengths: list[int]) -> list[Tensor]:
-    """The parts of these :func:`_lengths`, without what pads them."""
+def _parts(whole: Tensor, starts: Ints, sizes: Ints) -> list[Tensor]:
+    """The parts of these sizes that begin at `starts`, whose last is the end."""
+    lengths = np.stack([sizes, starts[1:] - starts[:-1] - sizes], 1).ravel().tolist()
     # Without what autograd keeps of views: these hold integers.
     return list(whole.unsafe_split_with_sizes(lengths)[::2])
 

@@ -17,6 +17,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import trim_to_layer
 
 from pyg_fast.graph import graph_of
+from pyg_fast.graph._cache import cache_of
 from pyg_fast.loader import FastNeighborLoader
 from tests._profile import ops_of
 from tests.loader._graphs import equal, random_data
@@ -201,6 +202,23 @@ def test_graphs_are_prepared_also_when_trimmed(
             assert torch.equal(graph.col.long(), part[0])
             degree = torch.bincount(part[1], minlength=num_dst)
             assert torch.equal(graph.rowptr.diff().long(), degree)
+
+
+def test_what_kernels_read_of_edges_is_made_late(device: torch.device) -> None:
+    data = random_hetero()
+    loader = FastNeighborLoader(data, [4, 3], 40, 'paper', device=device)
+    (batch,), kind = loader, ('paper', 'cites', 'paper')
+    wanted = batch[kind].num_sampled_edges.copy()
+    batch[kind].num_sampled_edges.clear()  # The user's lists are not read.
+    copied = pickle.loads(pickle.dumps(batch))
+    edges = batch[kind].edge_index
+    assert cache_of(edges).hops.edges == tuple(wanted)
+    assert cache_of(edges).entries
+    assert not cache_of(copied[kind].edge_index).entries
+    (batch,) = loader
+    edges = batch[kind].edge_index
+    edges._data.add_(0)
+    assert not cache_of(edges).entries  # It may have been edited.
 
 
 def test_trains_as_with_plain_edges(device: torch.device) -> None:
