@@ -28,16 +28,12 @@ def build_hetero_batch(
     stores: dict[Any, BaseStorage] = {**dict(out.node_items()), **dict(out.edge_items())}
     tensors: list[Tensor] = part.tensors()
     late: list[LateRead] = []
-    for edge_type in graph.edge_types:
-        store = stores[edge_type]
-        if (name := perm_name(store)) is not None:
-            store.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
     for key, values in attributes.items():
         store = stores[key]
         for parts in (values.nodes, values.edges):
             for name, value in parts.items():
                 put(store, name, value)
-        late += [read._replace(store=store) for read in values.late]
+        late += [LateRead(read, tensors, store) for read, tensors, _ in values.late]
         tensors += values.tensors()
     given = dict(data.node_items())
     for node_type, n_id in part.n_id.items():
@@ -50,6 +46,8 @@ def build_hetero_batch(
     for edge_type in graph.edge_types:
         assert edge_type is not None
         store, edges = stores[edge_type], edges_of(edge_type)
+        if (perm := perm_name(store)) is not None:
+            store.pop(perm, None)  # It would be read for each batch: `e_id` tells the same.
         is_sparse, e_id = graph.layout[edge_type] != 'edge_index', edges.e_id
         new, read = set_edges(store, data[edge_type] if is_sparse else None, edges)
         tensors += new
