@@ -5,7 +5,7 @@ It stores only the structure of an :class:`~torch_geometric.EdgeIndex` (a
 Weights, features, masks and seeds are read at every call.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.edge_index import SortOrder
 
 from ..ops._edges import is_capturing
 from ..sparse.graph import Graph
@@ -110,22 +111,36 @@ class Cache:
 
 
 class Promise:
-    """A cache that :func:`cache_of` makes when it is first asked for: the batches of a loader have
-    many that nobody reads. `fill` fills it, unless an edit is noticed."""
+    """The caches of new edges, by type, which :func:`cache_of` makes when they are first asked for:
+    most of those of a batch with many types are never read. Writes to the edges break it.
 
-    __slots__ = 'data', 'fill', 'state'
+    Args:
+        edges: The lists of edges that an EdgeIndex holds.
+        fill: Fills the cache of an EdgeIndex of edges of a type.
+    """
 
-    def __init__(self, edge_index: EdgeIndex, fill: Callable[[EdgeIndex], object]) -> None:
-        self.state, self.data = _state_of(edge_index)
-        self.fill = fill
+    def __init__(
+        self, edges: Mapping[Any, Tensor], fill: Callable[[EdgeIndex, Any], object]
+    ) -> None:
+        self._edges, self._fill = edges, fill
+        self._key_of: dict[int, Any] = {}  # by the `id` of the edges
 
     def __reduce__(self) -> tuple:
-        return dict, ()  # as the cache
+        return dict, ()  # as a cache
 
+    def give(self, edge_index: EdgeIndex) -> None:
+        """Promises the cache of a new EdgeIndex."""
+        edge_index.__dict__[_CACHE] = self
 
-def promise(edge_index: EdgeIndex, fill: Callable[[EdgeIndex], object]) -> None:
-    """Fills the cache of a new EdgeIndex when it is first asked for."""
-    edge_index.__dict__[_CACHE] = Promise(edge_index, fill)
+    def keep(self, edge_index: EdgeIndex) -> None:
+        """Fills the cache of an EdgeIndex."""
+        data = edge_index._data
+        is_new = edge_index._sort_order == SortOrder.COL and not any(
+            each._version for each in (data, edge_index) if not each.is_inference()
+        )
+        self._key_of = self._key_of or {id(edges): key for key, edges in self._edges.items()}
+        if is_new and id(data) in self._key_of:
+            self._fill(edge_index, self._key_of[id(data)])
 
 
 def cache_of(edge_index: EdgeIndex) -> Cache:
@@ -133,20 +148,7 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
 
     Edits of its data are not allowed; those that change the version are still noticed.
     """
-    state, data = _state_of(edge_index)
-    cache = edge_index.__dict__.get(_CACHE)
-    if isinstance(cache, Cache) and cache.state == state:
-        return cache
-    fresh = edge_index.__dict__[_CACHE] = Cache(state, data)
-    if isinstance(cache, Cache):
-        fresh.captured = cache.captured
-    elif isinstance(cache, Promise) and cache.state == state:
-        cache.fill(edge_index)
-    return fresh
-
-
-def _state_of(edge_index: EdgeIndex) -> tuple[tuple, Tensor]:
-    """What an edit changes, and the tensor that holds the edges."""
+    # The tensor that holds the edges.
     data = edge_index.graph.col if isinstance(edge_index, PreparedGraph) else edge_index._data
     state = (
         id(data),
@@ -154,7 +156,15 @@ def _state_of(edge_index: EdgeIndex) -> tuple[tuple, Tensor]:
         None if edge_index.is_inference() else edge_index._version,
         edge_index._sort_order,
     )
-    return state, data
+    cache = edge_index.__dict__.get(_CACHE)
+    if not isinstance(cache, Cache) or cache.state != state:
+        fresh = edge_index.__dict__[_CACHE] = Cache(state, data)
+        if isinstance(cache, Cache):
+            fresh.captured = cache.captured
+        elif isinstance(cache, Promise):
+            cache.keep(edge_index)
+        return fresh
+    return cache
 
 
 def look_up(edge_index: EdgeIndex, request: Request) -> Any:

@@ -12,7 +12,7 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor
 
-from ..graph._cache import Made, SampledHops, promise
+from ..graph._cache import Made, Promise, SampledHops
 from ..graph.batch_edge_index import edges_of_batch
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
@@ -28,7 +28,7 @@ class Edges(NamedTuple):
     num_src: int
     num_dst: int
     indptr: Tensor | None  # row pointers, int64
-    keep: Callable[[EdgeIndex], object]  # caches what kernels read of sorted edges
+    promise: Promise  # of what kernels read of sorted edges
 
 
 class Attributes(NamedTuple):
@@ -68,14 +68,15 @@ def build_batch(
     hops = None if part.hops is None else SampledHops(*map(tuple, part.hops))
     made = Made.here(part.edge_index)
 
-    def keep(edge_index: EdgeIndex) -> None:
+    def keep(edge_index: EdgeIndex, key: None) -> None:
         assert part.rowptr is not None
         assert part.col is not None
         keep_block(
             edge_index, part.rowptr, part.col, hops, is_loop_free, part.longest_row, made=made
         )
 
-    edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, keep)
+    promise = Promise({None: part.edge_index}, keep)
+    edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, promise)
     is_sparse = data is not None and layout != 'edge_index'
     new, read = set_edges(out._store, data if is_sparse else None, edges)
     if not is_sparse and part.edge_weight is not None:
@@ -124,7 +125,7 @@ def build_edge_index(edges: Edges) -> EdgeIndex:
     if edges.indptr is None:
         return EdgeIndex(edges.edge_index, sparse_size=size)
     out = edges_of_batch(edges.edge_index, edges.indptr, *size)
-    promise(out, edges.keep)
+    edges.promise.give(out)
     return out
 
 

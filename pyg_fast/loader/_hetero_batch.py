@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from ..graph._cache import Made, SampledHops
+from ..graph._cache import Made, Promise, SampledHops
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
 from ._batch import Attributes, Edges, set_edges
@@ -33,7 +32,7 @@ def build_hetero_batch(
         for parts in (values.nodes, values.edges):
             for name, value in parts.items():
                 put(store, name, value)
-        late += [LateRead(read, tensors, store) for read, tensors, _ in values.late]
+        late += [LateRead(each.read, each.tensors, store) for each in values.late]
         tensors += values.tensors()
     given = dict(data.node_items())
     for node_type, n_id in part.n_id.items():
@@ -78,14 +77,15 @@ class _EdgesOf:
             for counts in (part.num_sampled_nodes, part.num_sampled_edges)
         )  # fmt: skip
         self._made = Made.here(next(iter(part.n_id.values())))
+        self._promise = Promise(part.edge_index, self._keep)
 
     def __call__(self, key: EdgeType) -> Edges:
         return Edges(
             self._edge_index[key], self._e_id[key], self._sizes[key[0]], self._sizes[key[2]],
-            self._indptr.get(key), partial(self._keep, key),
+            self._indptr.get(key), self._promise,
         )  # fmt: skip
 
-    def _keep(self, key: EdgeType, edge_index: EdgeIndex) -> None:
+    def _keep(self, edge_index: EdgeIndex, key: EdgeType) -> None:
         """Caches what kernels read of the edges."""
         hops = None
         if self._num_nodes is not None and self._num_edges is not None:

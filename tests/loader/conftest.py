@@ -40,7 +40,8 @@ def _cache_in(edge_index: EdgeIndex) -> Cache:
         return cache_of(edge_index)
     size = edge_index.sparse_size()
     same = edges_of_batch(edge_index._data, edge_index._indptr, *size)
-    promise.fill(same)
+    promise.give(same)
+    assert cache_of(same).entries
     return cache_of(same)
 
 
