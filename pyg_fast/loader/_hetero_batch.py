@@ -1,6 +1,7 @@
 """Makes a batch with several types of a sampled subgraph."""
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def build_hetero_batch(
     attributes: Mapping[Any, Attributes], write_seeds: Callable[[Any, tuple], None],
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data` with the sampled nodes and edges of each type."""
-    out = copy.copy(data)
+    out = _copy_of(data)
     stores: dict[Any, BaseStorage] = {**dict(out.node_items()), **dict(out.edge_items())}
     tensors: list[Tensor] = part.tensors()
     late: list[LateRead] = []
@@ -34,12 +35,11 @@ def build_hetero_batch(
                 put(store, name, value)
         late += [LateRead(each.read, each.tensors, store) for each in values.late]
         tensors += values.tensors()
-    given = dict(data.node_items())
     for node_type, n_id in part.n_id.items():
         store = stores[node_type]
-        if 'num_nodes' in given[node_type]:
+        if 'num_nodes' in store._mapping:
             put(store, 'num_nodes', n_id.numel())
-        if 'n_id' not in store:
+        if 'n_id' not in store._mapping:
             put(store, 'n_id', n_id)
     edges_of = _EdgesOf(part, graph.loop_free)
     for edge_type in graph.edge_types:
@@ -60,6 +60,27 @@ def build_hetero_batch(
             put(out[key] if store is None else store, name, value)
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors, late)
+
+
+def _copy_of(data: HeteroData) -> HeteroData:
+    """As :func:`copy.copy`, which takes several times as long for each type."""
+    if type(data).__copy__ is not HeteroData.__copy__:
+        return copy.copy(data)
+    out = object.__new__(type(data))
+    parent = weakref.ref(out)
+
+    def copied(store: BaseStorage) -> BaseStorage:
+        new = object.__new__(type(store))
+        new.__dict__.update(store.__dict__, _mapping=store._mapping.copy(), _parent=parent)
+        new.__dict__.pop('_cached_attr', None)
+        return new
+
+    own = out.__dict__
+    own.update(data.__dict__)
+    own['_global_store'] = copied(data._global_store)
+    for name in ('_node_store_dict', '_edge_store_dict'):
+        own[name] = {key: copied(store) for key, store in own[name].items()}
+    return out
 
 
 class _EdgesOf:
