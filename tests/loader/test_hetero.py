@@ -1,6 +1,7 @@
 """Batches of graphs with several types, with times, and with a subgraph for each seed."""
 
 import copy
+import gc
 import pickle
 import warnings
 from typing import Any
@@ -412,6 +413,43 @@ def test_types_of_edges_are_only_cut_from_joint_tensors() -> None:
 
     few, many = calls(10), calls(30)
     assert {op for op in many if many[op] != few[op]} == {'aten::as_strided'}  # split calls it, too
+
+
+def test_types_of_edges_have_few_objects() -> None:
+    """Python's garbage collector looks at all of them, which may take longer than the batch."""
+
+    def count(num_types: int) -> int:
+        data = HeteroData()
+        data['paper'].num_nodes = 20
+        for k in range(num_types):
+            data['paper', f'cites_{k}', 'paper'].edge_index = torch.randint(20, (2, 60))
+        batches = iter(FastNeighborLoader(data, [2], 4, ('paper', [*range(8)])))
+        batch = next(batches)  # the first one makes more
+        gc.collect()
+        before = len(gc.get_objects())
+        batch = batch, next(batches)
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    # A store, its attributes and theirs; edges, e_id, row pointers; counts; two of an EdgeIndex.
+    assert (count(30) - count(10)) / 20 <= 10
+
+
+def test_class_of_data_and_its_copies() -> None:
+    class Own(HeteroData):
+        def __copy__(self) -> 'Own':
+            out = super().__copy__()
+            out.is_copy = True
+            return out
+
+    for kind in (HeteroData, Own):
+        given = kind.from_dict(random_hetero().to_dict())
+        batch = next(iter(FastNeighborLoader(given, [2], 5, 'paper')))
+        assert type(batch) is kind
+        assert ('is_copy' in batch) == (kind is Own)
+        assert all(store._parent() is batch for store in batch.stores)
+        assert 'e_id' not in given['paper', 'cites', 'paper']
+        assert 'is_copy' not in given
 
 
 def test_copies_and_calls() -> None:
