@@ -116,12 +116,10 @@ class Promise:
 
     Args:
         edges: The lists of edges that an EdgeIndex holds.
-        fill: Fills the cache of an EdgeIndex of edges of a type.
+        fill: Fills the cache of edges of a type.
     """
 
-    def __init__(
-        self, edges: Mapping[Any, Tensor], fill: Callable[[EdgeIndex, Any], object]
-    ) -> None:
+    def __init__(self, edges: Mapping[Any, Tensor], fill: Callable[[Cache, Any], object]) -> None:
         self._edges, self._fill = edges, fill
         self._key_of: dict[int, Any] = {}  # by the `id` of the edges
 
@@ -132,15 +130,12 @@ class Promise:
         """Promises the cache of a new EdgeIndex."""
         edge_index.__dict__[_CACHE] = self
 
-    def keep(self, edge_index: EdgeIndex) -> None:
-        """Fills the cache of an EdgeIndex."""
-        data = edge_index._data
-        is_new = edge_index._sort_order == SortOrder.COL and not any(
-            each._version for each in (data, edge_index) if not each.is_inference()
-        )
+    def keep(self, cache: Cache) -> None:
+        """Fills the cache."""
+        data, version, own_version, sort_order = cache.state
         self._key_of = self._key_of or {id(edges): key for key, edges in self._edges.items()}
-        if is_new and id(data) in self._key_of:
-            self._fill(edge_index, self._key_of[id(data)])
+        if data in self._key_of and not (version or own_version) and sort_order == SortOrder.COL:
+            self._fill(cache, self._key_of[data])
 
 
 def cache_of(edge_index: EdgeIndex) -> Cache:
@@ -162,7 +157,7 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
         if isinstance(cache, Cache):
             fresh.captured = cache.captured
         elif isinstance(cache, Promise):
-            cache.keep(edge_index)
+            cache.keep(fresh)
         return fresh
     return cache
 

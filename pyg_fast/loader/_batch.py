@@ -12,7 +12,7 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor
 
-from ..graph._cache import Made, Promise, SampledHops
+from ..graph._cache import Cache, Made, Promise, SampledHops
 from ..graph.batch_edge_index import edges_of_batch
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
@@ -68,12 +68,10 @@ def build_batch(
     hops = None if part.hops is None else SampledHops(*map(tuple, part.hops))
     made = Made.here(part.edge_index)
 
-    def keep(edge_index: EdgeIndex, key: None) -> None:
+    def keep(cache: Cache, key: None) -> None:
         assert part.rowptr is not None
         assert part.col is not None
-        keep_block(
-            edge_index, part.rowptr, part.col, hops, is_loop_free, part.longest_row, made=made
-        )
+        keep_block(cache, part.rowptr, part.col, hops, is_loop_free, part.longest_row, made=made)
 
     promise = Promise({None: part.edge_index}, keep)
     edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, promise)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from ..graph._cache import Made, Promise, SampledHops
+from ..graph._cache import Cache, Made, Promise, SampledHops
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
 from ._batch import Attributes, Edges, set_edges
@@ -106,7 +105,7 @@ class _EdgesOf:
             self._indptr.get(key), self._promise,
         )  # fmt: skip
 
-    def _keep(self, edge_index: EdgeIndex, key: EdgeType) -> None:
+    def _keep(self, cache: Cache, key: EdgeType) -> None:
         """Caches what kernels read of the edges."""
         hops = None
         if self._num_nodes is not None and self._num_edges is not None:
@@ -114,6 +113,6 @@ class _EdgesOf:
                 self._num_edges[key], self._num_nodes[key[0]], self._num_nodes[key[2]]
             )
         keep_block(
-            edge_index, self._rowptr[key], self._col[key], hops, self._loop_free[key],
+            cache, self._rowptr[key], self._col[key], hops, self._loop_free[key],
             self._longest_row[key], self._sizes[key[0]], self._made,
         )  # fmt: skip

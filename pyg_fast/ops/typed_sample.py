@@ -2,6 +2,7 @@
 for each seed."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -145,16 +146,20 @@ class TypedSubgraph(NamedTuple):
 
 
 class Parts(Sequence[Tensor]):
-    """Parts of a tensor that are cut where they are read: few batches need those of all types."""
+    """The parts of a tensor as of :func:`_cut`, cut when one is read: few batches need any."""
 
-    def __init__(self, whole: Tensor, starts: list[int], sizes: list[int]) -> None:
-        self._whole, self._starts, self._sizes = whole, starts, sizes
+    def __init__(self, whole: Tensor, lengths: list[int]) -> None:
+        self._args = whole, lengths
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._args[1]) // 2
 
     def __getitem__(self, k):  # type: ignore[no-untyped-def]
-        return self._whole.narrow(0, self._starts[k], self._sizes[k])
+        return self._parts[k]
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        return _cut(*self._args)
 
 
 def sample_typed(
@@ -352,18 +357,19 @@ class _TypedBatch:
             hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
             int(out_edges[-1]),
         )  # fmt: skip
-        sizes, num_edges, first_edge = total.tolist(), count.tolist(), out_edges.tolist()
+        sizes, of_edges, of_rows = (
+            total.tolist(), _lengths(out_edges, count), _lengths(out_rows, rows)
+        )  # fmt: skip
         indptr = rowptr.long()
         return TypedSubgraph(
             list(n_id.unsafe_split_with_sizes(sizes)),
             None if self.root is None else list(root.unsafe_split_with_sizes(sizes)),
             [
                 ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
-                for begin, n in zip(first_edge, num_edges, strict=False)
+                for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
             ],
-            Parts(rowptr, out_rows.tolist(), rows.tolist()), Parts(col, first_edge, num_edges),
-            _parts(e_id, out_edges, count), nodes.T.tolist(), edges.T.tolist(),
-            _parts(indptr, out_rows, rows),
+            Parts(rowptr, of_rows), Parts(col, of_edges), _cut(e_id, of_edges), nodes.T.tolist(),
+            edges.T.tolist(), _cut(indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
@@ -406,9 +412,16 @@ def _aligned(sizes: Ints) -> Ints:
     return out
 
 
-def _parts(whole: Tensor, starts: Ints, sizes: Ints) -> list[Tensor]:
-    """The parts of these sizes that begin at `starts`, whose last is the end."""
-    lengths = np.stack([sizes, starts[1:] - starts[:-1] - sizes], 1).ravel().tolist()
+def _lengths(starts: Ints, sizes: Ints) -> list[int]:
+    """Of each of the parts that begin at `starts`, whose last is the end, the size and how much
+    pads it."""
+    out = np.empty(2 * len(sizes), dtype=np.int64)
+    out[::2], out[1::2] = sizes, starts[1:] - starts[:-1] - sizes
+    return out.tolist()
+
+
+def _cut(whole: Tensor, lengths: list[int]) -> list[Tensor]:
+    """The parts of these :func:`_lengths`, without what pads them."""
     # Without what autograd keeps of views: these hold integers.
     return list(whole.unsafe_split_with_sizes(lengths)[::2])
 

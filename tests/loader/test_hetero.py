@@ -431,8 +431,9 @@ def test_types_of_edges_have_few_objects() -> None:
         gc.collect()
         return len(gc.get_objects()) - before
 
-    # A store, its attributes and theirs; edges, e_id, row pointers; counts; two of an EdgeIndex.
-    assert (count(30) - count(10)) / 20 <= 10
+    # A store, two dictionaries, edges, e_id, row pointers, counts, and two of an EdgeIndex; here
+    # two more tensors, since all tests of the loader look at what kernels would read.
+    assert (count(30) - count(10)) / 20 <= 11
 
 
 def test_class_of_data_and_its_copies() -> None:
