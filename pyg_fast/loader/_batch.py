@@ -61,17 +61,18 @@ def build_batch(
     for values in (attributes.nodes, attributes.edges):
         for key, value in values.items():
             out._store[key] = value
-    indptr = None if part.rowptr is None or part.col is None else part.rowptr.long()
+    indptr = None if part.rowptr is None else part.rowptr.long()
     tensors = [t for t in (*part, *part.metadata, indptr) if isinstance(t, Tensor)]
     late = [read._replace(store=out._store) for read in attributes.late]
     # The lists are those of the batch, whose owner may write into them.
     hops = None if part.hops is None else SampledHops(*map(tuple, part.hops))
     made = Made.here(part.edge_index)
+    rowptr, col, longest_row = part.rowptr, part.col, part.longest_row
 
     def keep(cache: Cache, key: None) -> None:
-        assert part.rowptr is not None
-        assert part.col is not None
-        keep_block(cache, part.rowptr, part.col, hops, is_loop_free, part.longest_row, made=made)
+        assert rowptr is not None
+        assert col is not None
+        keep_block(cache, rowptr, col, hops, is_loop_free, longest_row, made=made)
 
     promise = Promise({None: part.edge_index}, keep)
     edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, promise)

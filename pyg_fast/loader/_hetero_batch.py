@@ -40,13 +40,18 @@ def build_hetero_batch(
             put(store, 'num_nodes', n_id.numel())
         if 'n_id' not in store._mapping:
             put(store, 'n_id', n_id)
-    edges_of = _EdgesOf(part, graph.loop_free)
+    kept = _Kept(part, graph.loop_free)
+    promise, sizes = Promise(part.edge_index, kept.fill), kept.sizes
     for edge_type in graph.edge_types:
         assert edge_type is not None
-        store, edges = stores[edge_type], edges_of(edge_type)
+        store, e_id = stores[edge_type], part.e_id[edge_type]
+        edges = Edges(
+            part.edge_index[edge_type], e_id, sizes[edge_type[0]], sizes[edge_type[2]],
+            part.indptr.get(edge_type), promise,
+        )  # fmt: skip
         if (perm := perm_name(store)) is not None:
             store.pop(perm, None)  # It would be read for each batch: `e_id` tells the same.
-        is_sparse, e_id = graph.layout[edge_type] != 'edge_index', edges.e_id
+        is_sparse = graph.layout[edge_type] != 'edge_index'
         new, read = set_edges(store, data[edge_type] if is_sparse else None, edges)
         tensors += new
         if read is not None:
@@ -82,14 +87,14 @@ def _copy_of(data: HeteroData) -> HeteroData:
     return out
 
 
-class _EdgesOf:
-    """The edges of each type of a batch. What types share is found once."""
+class _Kept:
+    """What kernels read of the edges of a batch. No reference leads back to it: memory is freed
+    with the batch."""
 
     def __init__(self, part: HeteroSubgraph, loop_free: Mapping[Any, bool]) -> None:
-        self._edge_index, self._e_id, self._indptr = part.edge_index, part.e_id, part.indptr
         self._rowptr, self._col = part.rowptr, part.col
         self._longest_row, self._loop_free = part.longest_row, loop_free
-        self._sizes = {key: n_id.numel() for key, n_id in part.n_id.items()}
+        self.sizes = {key: n_id.numel() for key, n_id in part.n_id.items()}
         # By hop. The lists are those of the batch, whose owner may write into them.
         self._num_nodes, self._num_edges = (
             None if counts is None or not part.is_by_hop else
@@ -97,16 +102,9 @@ class _EdgesOf:
             for counts in (part.num_sampled_nodes, part.num_sampled_edges)
         )  # fmt: skip
         self._made = Made.here(next(iter(part.n_id.values())))
-        self._promise = Promise(part.edge_index, self._keep)
 
-    def __call__(self, key: EdgeType) -> Edges:
-        return Edges(
-            self._edge_index[key], self._e_id[key], self._sizes[key[0]], self._sizes[key[2]],
-            self._indptr.get(key), self._promise,
-        )  # fmt: skip
-
-    def _keep(self, cache: Cache, key: EdgeType) -> None:
-        """Caches what kernels read of the edges."""
+    def fill(self, cache: Cache, key: EdgeType) -> None:
+        """Fills the cache of the edges of a type."""
         hops = None
         if self._num_nodes is not None and self._num_edges is not None:
             hops = SampledHops(
@@ -114,5 +112,5 @@ class _EdgesOf:
             )
         keep_block(
             cache, self._rowptr[key], self._col[key], hops, self._loop_free[key],
-            self._longest_row[key], self._sizes[key[0]], self._made,
+            self._longest_row[key], self.sizes[key[0]], self._made,
         )  # fmt: skip

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -434,6 +435,25 @@ def test_types_of_edges_have_few_objects() -> None:
     # A store, two dictionaries, edges, e_id, row pointers, counts, and two of an EdgeIndex; here
     # two more tensors, since all tests of the loader look at what kernels would read.
     assert (count(30) - count(10)) / 20 <= 11
+
+
+def test_memory_of_batches_is_freed_at_once(device: torch.device) -> None:
+    """Not by the garbage collector, which does not know that a GPU lacks memory."""
+    hetero = FastNeighborLoader(random_hetero(), [2], 5, 'paper', device=device)
+    plain = FastNeighborLoader(random_data(), [2], 5, device=device)
+    gc.disable()
+    try:
+        for loader in (hetero, plain):
+            for is_read in (False, True):
+                batch = loader([0, 1])
+                edges = batch.edge_stores[0].edge_index
+                if is_read:
+                    assert cache_of(edges).entries
+                alive = [weakref.ref(x) for x in (batch, edges, edges._data, edges._indptr)]
+                del batch, edges
+                assert [ref() for ref in alive] == [None] * len(alive)
+    finally:
+        gc.enable()
 
 
 def test_class_of_data_and_its_copies() -> None:
