@@ -5,7 +5,7 @@ It stores only the structure of an :class:`~torch_geometric.EdgeIndex` (a
 Weights, features, masks and seeds are read at every call.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.edge_index import SortOrder
 
 from ..ops._edges import is_capturing
 from ..sparse.graph import Graph
@@ -47,6 +48,11 @@ class Made:
     def __init__(self, device: torch.device) -> None:
         stream = torch.cuda.current_stream(device)
         self.stream, self.event = stream.cuda_stream, stream.record_event()
+
+    @classmethod
+    def here(cls, tensor: Tensor) -> 'Made | None':
+        """The current stream, outside of a capture; None: no GPU."""
+        return cls(tensor.device) if tensor.is_cuda else None
 
 
 class Entry(Generic[T]):
@@ -104,6 +110,34 @@ class Cache:
         return dict, ()  # torch.load supports it with weights_only=True
 
 
+class Promise:
+    """The caches of new edges, by type, which :func:`cache_of` makes when they are first asked for:
+    most of those of a batch with many types are never read. Writes to the edges break it.
+
+    Args:
+        edges: The lists of edges that an EdgeIndex holds.
+        fill: Fills the cache of edges of a type.
+    """
+
+    def __init__(self, edges: Mapping[Any, Tensor], fill: Callable[[Cache, Any], object]) -> None:
+        self._edges, self._fill = edges, fill
+        self._key_of: dict[int, Any] = {}  # by the `id` of the edges
+
+    def __reduce__(self) -> tuple:
+        return dict, ()  # as a cache
+
+    def give(self, edge_index: EdgeIndex) -> None:
+        """Promises the cache of a new EdgeIndex."""
+        edge_index.__dict__[_CACHE] = self
+
+    def keep(self, cache: Cache) -> None:
+        """Fills the cache."""
+        data, version, own_version, sort_order = cache.state
+        self._key_of = self._key_of or {id(edges): key for key, edges in self._edges.items()}
+        if data in self._key_of and not (version or own_version) and sort_order == SortOrder.COL:
+            self._fill(cache, self._key_of[data])
+
+
 def cache_of(edge_index: EdgeIndex) -> Cache:
     """The cache of an EdgeIndex; empty after an edit was noticed.
 
@@ -119,10 +153,12 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
     )
     cache = edge_index.__dict__.get(_CACHE)
     if not isinstance(cache, Cache) or cache.state != state:
-        fresh = Cache(state, data)
+        fresh = edge_index.__dict__[_CACHE] = Cache(state, data)
         if isinstance(cache, Cache):
             fresh.captured = cache.captured
-        cache = edge_index.__dict__[_CACHE] = fresh
+        elif isinstance(cache, Promise):
+            cache.keep(fresh)
+        return fresh
     return cache
 
 

@@ -195,7 +195,7 @@ def prepare_for_compiled(edge_index: EdgeIndex, loops: bool, values: bool) -> No
 
 
 def keep_block(
-    edge_index: EdgeIndex,
+    cache: Cache,
     rowptr: Tensor,
     col: Tensor,
     hops: SampledHops | None = None,
@@ -204,12 +204,12 @@ def keep_block(
     num_src: int | None = None,
     made: Made | None = None,
 ) -> None:
-    r"""Caches the CSR form of a sampled :obj:`edge_index`, so that it need not be sorted.
+    r"""Fills the cache of a sampled EdgeIndex with its CSR form, so that it need not be sorted.
 
     It also covers the results of :func:`torch_geometric.utils.trim_to_layer`.
 
     Args:
-        edge_index (EdgeIndex): Edges sorted by destination, all in range.
+        cache (Cache): That of edges sorted by destination, all in range.
         rowptr (Tensor): Row pointer of the destinations :math:`(N + 1)`, int32.
         col (Tensor): Sources :math:`(|\mathcal{E}|)`, int32.
         hops (SampledHops, optional): The numbers of nodes and of edges added by each hop, from
@@ -224,36 +224,30 @@ def keep_block(
     num_dst = rowptr.size(0) - 1
     num_src = num_dst if num_src is None else num_src
     graph = Graph(rowptr, col, None, None, None, None, num_src, num_dst, longest_row=longest_row)
-    cache = keep_graph(edge_index, graph, loop_free, made)
+    keep_graph(cache, graph, loop_free, made)
     if hops is not None:
         edges, src, dst = hops  # Their owner may write into lists.
         cache.hops = SampledHops(tuple(edges), tuple(src), tuple(dst))
 
 
-def keep_graph(
-    edge_index: EdgeIndex, graph: Graph, loop_free: bool, made: Made | None = None
-) -> Cache:
-    """Caches the structure of an :obj:`edge_index` that a loader made beside it, without a wait.
+def keep_graph(cache: Cache, graph: Graph, loop_free: bool, made: Made | None = None) -> None:
+    """Fills the cache of an EdgeIndex with the structure that a loader made beside it, without a
+    wait.
 
     Args:
-        edge_index (EdgeIndex): Edges sorted by destination, all in range.
+        cache (Cache): That of edges sorted by destination, all in range.
         graph (Graph): The same edges in the same order.
         loop_free (bool): Whether there are no self-loops.
         made (Made, optional): As in :func:`keep_block`. (default: :obj:`None`)
-
-    Returns:
-        The cache.
     """
-    cache = cache_of(edge_index)
     cache.hops = SampledHops()
     if made is None and is_capturing(cache.data):
-        return cache
+        return
     request = GraphRequest(graph.num_src, graph.num_dst, False)
     entry = cache.entries[request] = Entry(graph, False, made)
     if loop_free:
         cache.has_loops = False
         cache.entries[GraphRequest(graph.num_src, graph.num_dst, True)] = entry
-    return cache
 
 
 def set_group_sizes(

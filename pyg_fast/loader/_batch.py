@@ -12,7 +12,7 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor
 
-from ..graph._cache import Made, SampledHops
+from ..graph._cache import Cache, Made, Promise, SampledHops
 from ..graph.batch_edge_index import edges_of_batch
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
@@ -21,18 +21,14 @@ from ._subgraph import Subgraph
 
 
 class Edges(NamedTuple):
-    """The edges of one type in a batch, sorted by destination if they have a `rowptr`."""
+    """The edges of one type in a batch, sorted by destination if they have an `indptr`."""
 
     edge_index: Tensor
-    rowptr: Tensor | None
-    col: Tensor | None
     e_id: Tensor | None
     num_src: int
     num_dst: int
-    hops: SampledHops | None
-    longest_row: int | None
-    indptr: Tensor | None = None  # as rowptr, int64
-    made: Made | None = None  # None: on the current stream
+    indptr: Tensor | None  # row pointers, int64
+    promise: Promise  # of what kernels read of sorted edges
 
 
 class Attributes(NamedTuple):
@@ -65,17 +61,26 @@ def build_batch(
     for values in (attributes.nodes, attributes.edges):
         for key, value in values.items():
             out._store[key] = value
-    tensors = [t for t in (*part, *part.metadata) if isinstance(t, Tensor)]
+    indptr = None if part.rowptr is None else part.rowptr.long()
+    tensors = [t for t in (*part, *part.metadata, indptr) if isinstance(t, Tensor)]
     late = [read._replace(store=out._store) for read in attributes.late]
-    edges = Edges(
-        part.edge_index, part.rowptr, part.col, part.e_id, part.num_nodes, part.num_nodes,
-        part.hops, part.longest_row,
-    )  # fmt: skip
+    # The lists are those of the batch, whose owner may write into them.
+    hops = None if part.hops is None else SampledHops(*map(tuple, part.hops))
+    made = Made.here(part.edge_index)
+    rowptr, col, longest_row = part.rowptr, part.col, part.longest_row
+
+    def keep(cache: Cache, key: None) -> None:
+        assert rowptr is not None
+        assert col is not None
+        keep_block(cache, rowptr, col, hops, is_loop_free, longest_row, made=made)
+
+    promise = Promise({None: part.edge_index}, keep)
+    edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, promise)
     is_sparse = data is not None and layout != 'edge_index'
-    made, read = set_edges(out._store, data if is_sparse else None, edges, is_loop_free)
+    new, read = set_edges(out._store, data if is_sparse else None, edges)
     if not is_sparse and part.edge_weight is not None:
         out.edge_weight = part.edge_weight
-    tensors += made
+    tensors += new
     if read is not None:
         late.append(read)
     _set_sampling(out, part)
@@ -84,15 +89,13 @@ def build_batch(
 
 
 def set_edges(
-    out: BaseStorage, matrix_of: Any, edges: Edges, is_loop_free: bool
+    out: BaseStorage, matrix_of: Any, edges: Edges
 ) -> tuple[list[Tensor], LateRead | None]:
     """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`, if given; returns
     the tensors made for them, or how to read the matrix later."""
     if matrix_of is None:
-        edge_index = build_edge_index(edges, is_loop_free)
-        put(out, 'edge_index', edge_index)
-        indptr = edge_index._indptr
-        return [] if indptr is None or indptr is edges.indptr else [indptr], None
+        put(out, 'edge_index', build_edge_index(edges))
+        return [], None
     device = edges.edge_index.device
     if device.type == 'cuda' and _device_of(matrix_of.adj_t) == device:
         # The values of a matrix on the device are the user's own, like the columns there.
@@ -115,17 +118,13 @@ def _set_sampling(out: Data, part: Subgraph) -> None:
     out.num_sampled_edges = part.num_sampled_edges
 
 
-def build_edge_index(edges: Edges, is_loop_free: bool) -> EdgeIndex:
+def build_edge_index(edges: Edges) -> EdgeIndex:
     """The edges, with their CSR form by destination for PyG and for kernels."""
     size = edges.num_src, edges.num_dst
-    if edges.rowptr is None or edges.col is None:
+    if edges.indptr is None:
         return EdgeIndex(edges.edge_index, sparse_size=size)
-    indptr = edges.rowptr.long() if edges.indptr is None else edges.indptr
-    out = edges_of_batch(edges.edge_index, indptr, *size)
-    keep_block(
-        out, edges.rowptr, edges.col, edges.hops, is_loop_free, edges.longest_row, edges.num_src,
-        edges.made,
-    )  # fmt: skip
+    out = edges_of_batch(edges.edge_index, edges.indptr, *size)
+    edges.promise.give(out)
     return out
 
 
@@ -139,13 +138,12 @@ def _build_adj_t(
     """The edges as a sparse matrix in the format of the graph's, and the tensors it is made of."""
     size = edges.num_dst, edges.num_src
     row, col = edges.edge_index
-    rowptr, e_id = edges.rowptr, edges.e_id
+    rowptr, e_id = edges.indptr, edges.e_id
     if rowptr is None:
         order = col.argsort(stable=True)
         row, col = row[order], col[order]
         e_id = None if e_id is None else e_id[order]
         rowptr = index2ptr(col, edges.num_dst)
-    rowptr = rowptr.long()
     if isinstance(adj_t, SparseTensor):
         value = adj_t.storage.value()
         value = None if value is None or e_id is None else _values_at(value, e_id, row.device)

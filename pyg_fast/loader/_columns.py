@@ -248,7 +248,9 @@ class Table:
         """Whether the store has what it had, and no copy is stale. To look which attributes belong
         to the rows takes longer, for each type of each batch."""
         seen, now = self._seen, self._store._mapping
-        if list(seen) != list(now) or not all(map(is_, seen.values(), now.values())):
+        if len(seen) != len(now) or not all(map(is_, seen, now)):
+            return False
+        if not all(map(is_, seen.values(), now.values())):
             return False
         return not self._columns or not any(column.is_stale for column in self._columns.values())
 

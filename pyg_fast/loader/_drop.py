@@ -96,7 +96,7 @@ def drop_edges(
             edge_index=edges.edge_index, rowptr=edges.rowptr, col=edges.col, e_id=edges.e_id,
             num_sampled_edges=edges.sizes, hops=hops,
         )  # fmt: skip
-    by_type, indptr = part.num_sampled_edges, part.indptr
+    by_type = part.num_sampled_edges
     keys = [key for key in dropped if key is not None and key in part.edge_index]
     found = _without([
         _Edges(
@@ -106,16 +106,13 @@ def drop_edges(
         for key in keys
     ])  # fmt: skip
     for key, edges in zip(keys, found, strict=True):
-        own = [edges.edge_index, edges.rowptr, edges.col]
+        indptr = edges.rowptr.long()
+        own = [edges.edge_index, edges.rowptr, indptr, edges.col]
         own += [] if edges.e_id is None else [edges.e_id]
-        if indptr is not None:
-            indptr = {**indptr, key: edges.rowptr.long()}
-            own.append(indptr[key])
         part = part._replace(
             edge_index={**part.edge_index, key: edges.edge_index},
-            rowptr={**part.rowptr, key: edges.rowptr}, col={**part.col, key: edges.col},
-            e_id={**part.e_id, key: edges.e_id},
-            indptr=indptr,
+            rowptr={**part.rowptr, key: edges.rowptr}, indptr={**part.indptr, key: indptr},
+            col={**part.col, key: edges.col}, e_id={**part.e_id, key: edges.e_id},
             num_sampled_edges=(
                 None if by_type is None or edges.sizes is None else {**by_type, key: edges.sizes}
             ),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from ..graph._cache import cache_of
 from ..graph.batch_edge_index import DisjointEdgeIndex
 from ..graph.graph import graph_of, keep_graph
 from ..ops.join_edges import join_edges
@@ -45,7 +46,7 @@ class EdgeTensors(NamedTuple):
             rowptr, col, None, t_rowptr, t_col, t_perm, size, size, longest_row=longest_row
         )
         out = DisjointEdgeIndex.of(ends, indptr)
-        keep_graph(out, graph, is_loop_free)
+        keep_graph(cache_of(out), graph, is_loop_free)
         return out
 
 

@@ -97,7 +97,7 @@ class HeteroFeatures:
         stream: torch.cuda.Stream | None,
     ) -> None:  # fmt: skip
         device = storage.device
-        sizes, num_edges = graph.graph.types.sizes(), graph.graph.types.num_edges
+        sizes, num_edges = graph.graph.types.sizes(), graph.graph.types.num_edges.tolist()
         caches = Cache.of_most_sampled(graph.col, sizes, storage.cache_ratio, device)
         args = device, stream, storage.features, budget
         self.nodes: dict[Any, LocalFeatures] = {

@@ -1,6 +1,6 @@
 """Fetches the attributes of one batch after the other, and reuses the rows that two share."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,16 @@ class RemoteFetcher:
         return Attributes({**rows}, {}, [])
 
 
+class _Ways(NamedTuple):
+    """Ways in which the attributes of a version are fetched."""
+
+    version: int
+    on_host: dict[str, Column]
+    shards: dict[str, Column]
+    now: dict[str, Column]
+    late: dict[str, Column]  # when the loader returns the batch
+
+
 class LocalFetcher:
     """Fetches from the attributes of data.
 
@@ -82,6 +92,7 @@ class LocalFetcher:
         self._device, self._is_ahead = device, is_ahead
         self._previous = PreviousBatch(node_map, meter)
         self._previous_shards = _PreviousShards(device)
+        self._ways: _Ways | None = None
 
     def fetch(self, part: Subgraph) -> Attributes:
         out = Attributes({}, {}, [])
@@ -106,27 +117,34 @@ class LocalFetcher:
 
     def fetch_nodes(self, n_id: Tensor, out: Attributes) -> None:
         """Adds the node-level attributes."""
-        version, columns = self._features.node_columns()
+        version, on_host, shards, now, late = self._find_ways()
         self._previous.forget_if_stale(version)
-        on_host = {key: column for key, column in columns.items() if column.on_host}
-        shards = self._features.select_shards(columns)
         does_match = self._does_match and bool(on_host or shards)
         matched = self._previous.match(n_id) if does_match else None
         fetched = self._fetch_from_host(on_host, n_id, matched)
-        late = {}
-        for key, column in columns.items():
-            if column.on_host:
-                out.nodes[key] = fetched[key].clone() if does_match else fetched[key]
-            elif self._is_ahead and column.is_late:
-                late[key] = column
-            elif key not in shards:
-                out.nodes[key] = column.rows_at(n_id)
+        for key, value in fetched.items():
+            out.nodes[key] = value.clone() if does_match else value
+        for key, column in now.items():
+            out.nodes[key] = column.rows_at(n_id)
         if late:
             out.late.append(_read_late(late, n_id))
         if does_match:
             self._previous.replace(n_id, fetched)
         if shards:
-            out.late.append(self._plan_exchange(shards, n_id, matched, is_counted=bool(on_host)))
+            sharded = self._features.select_shards(shards)  # Their parts may be others now.
+            out.late.append(self._plan_exchange(sharded, n_id, matched, is_counted=bool(on_host)))
+
+    def _find_ways(self) -> '_Ways':
+        """How the node-level attributes are fetched, found once for each version of them."""
+        version, columns = self._features.node_columns()
+        if self._ways is None or self._ways.version != version:
+            on_host = {key: column for key, column in columns.items() if column.on_host}
+            shards = {key: columns[key] for key in self._features.select_shards(columns)}
+            others = {k: c for k, c in columns.items() if k not in on_host and k not in shards}
+            late = {k: c for k, c in others.items() if self._is_ahead and c.is_late}
+            now = {k: c for k, c in others.items() if k not in late}
+            self._ways = _Ways(version, on_host, shards, now, late)
+        return self._ways
 
     def _fetch_from_host(
         self, columns: dict[str, Column], n_id: Tensor, matched: Tensor | None

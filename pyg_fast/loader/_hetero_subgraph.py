@@ -1,6 +1,7 @@
 """The nodes and edges of a batch with several types, before its attributes are fetched."""
 
 import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -15,14 +16,31 @@ from ._versions import version_of
 EdgeType: TypeAlias = tuple[str, str, str]
 
 
+class PartsByType(Mapping[EdgeType, Tensor]):
+    """The parts of a tensor by type, which are cut where they are read."""
+
+    def __init__(self, number: Mapping[EdgeType, int], parts: Sequence[Tensor]) -> None:
+        self._number, self._parts = number, parts
+
+    def __getitem__(self, key: EdgeType) -> Tensor:
+        return self._parts[self._number[key]]
+
+    def __iter__(self) -> Iterator[EdgeType]:
+        return iter(self._number)
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+
 class HeteroSubgraph(NamedTuple):
     """A sampled subgraph, by type of nodes and of edges: its edges are positions in `n_id`, sorted
     by destination if the type has a `rowptr`. There is an entry for each type of the graph."""
 
     n_id: dict[str, Tensor]
     edge_index: dict[EdgeType, Tensor]
-    rowptr: dict[EdgeType, Tensor]
-    col: dict[EdgeType, Tensor]
+    rowptr: Mapping[EdgeType, Tensor]
+    indptr: Mapping[EdgeType, Tensor]  # as rowptr, int64
+    col: Mapping[EdgeType, Tensor]
     e_id: dict[EdgeType, Tensor | None]
     num_sampled_nodes: dict[str, list[int]] | None
     num_sampled_edges: dict[EdgeType, list[int]] | None
@@ -30,7 +48,6 @@ class HeteroSubgraph(NamedTuple):
     is_by_hop: bool  # whether these numbers describe the edges
     longest_row: dict[EdgeType, int | None]  # upper bounds, where the sampler knows them
     batch: dict[str, Tensor] | None = None
-    indptr: dict[EdgeType, Tensor] | None = None  # as rowptr, int64
     # Of which all others are parts: the streams that use a batch are told of these alone. None if
     # a tensor is of its own, which whoever replaces one must say.
     wholes: tuple[Tensor, ...] = ()
@@ -48,8 +65,8 @@ class HeteroSubgraph(NamedTuple):
         if self.wholes:
             return [*self.wholes, *(v for v in self.metadata if isinstance(v, Tensor))]
         parts = (
-            self.n_id, self.edge_index, self.rowptr, self.col, self.e_id, self.batch or {},
-            self.indptr or {},
+            self.n_id, self.edge_index, self.rowptr, self.indptr, self.col, self.e_id,
+            self.batch or {},
         )  # fmt: skip
         values = [value for part in parts for value in part.values()]
         return [v for v in (*values, *self.metadata) if isinstance(v, Tensor)]
@@ -110,14 +127,15 @@ class HeteroSubgraph(NamedTuple):
             key: torch.stack([out.row.get(key, none), out.col.get(key, none)])
             for key in self.edge_index
         }
-        e_id, rowptr, col = self._edges_of(out), {}, {}
+        e_id, rowptr, indptr, col = self._edges_of(out), {}, {}, {}
         for key, (source, target) in ends.items():
             # PyG leaves the edges of a reverse type in the order of the others.
             if is_sorted and not bool((target[1:] < target[:-1]).any()):
-                rowptr[key] = index2ptr(target, n_id[key[2]].numel()).int()
+                indptr[key] = index2ptr(target, n_id[key[2]].numel())
+                rowptr[key] = indptr[key].int()
                 col[key] = source.int()
         return self._replace(
-            n_id=n_id, edge_index=ends, rowptr=rowptr, indptr=None, col=col, e_id=e_id,
+            n_id=n_id, edge_index=ends, rowptr=rowptr, indptr=indptr, col=col, e_id=e_id,
             batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
             num_sampled_edges=out.num_sampled_edges, metadata=metadata_of(out, self.metadata),
             is_by_hop=False, longest_row=dict.fromkeys(ends), wholes=(),

@@ -9,7 +9,7 @@ from torch_geometric.sampler.base import SubgraphType
 from ..graph._cache import SampledHops
 from ..ops.node_map import NodeMap
 from ..ops.typed_sample import Rules, TypedSeeds, TypedSubgraph, sample_typed
-from ._hetero_subgraph import HeteroSubgraph
+from ._hetero_subgraph import HeteroSubgraph, PartsByType
 from ._options import SamplingOptions
 from ._seeds import SeedBatch
 from ._structure import Structure
@@ -104,14 +104,14 @@ def _to_hetero_subgraph(
         return dict(zip(graph.edge_types, values, strict=True))
 
     edges = out.num_sampled_edges
+    number = by_edge_type(range(len(graph.edge_types)))
     return HeteroSubgraph(
-        by_node_type(out.n_id), by_edge_type(out.edge_index), by_edge_type(out.rowptr),
-        by_edge_type(out.col), by_edge_type(out.e_id),
+        by_node_type(out.n_id), by_edge_type(out.edge_index), PartsByType(number, out.rowptr),
+        by_edge_type(out.indptr), PartsByType(number, out.col), by_edge_type(out.e_id),
         None if edges is None else by_node_type(out.num_sampled_nodes),
         None if edges is None else by_edge_type(edges), seeds.metadata,
         edges is not None, by_edge_type(longest),
-        None if out.batch is None else by_node_type(out.batch), by_edge_type(out.indptr),
-        out.wholes,
+        None if out.batch is None else by_node_type(out.batch), out.wholes,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 for each seed."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +33,13 @@ class Types(NamedTuple):
     """
 
     first_node: tuple[int, ...]
+    size: Ints  # number of nodes of each type
     ends: tuple[tuple[int, int], ...]
-    num_edges: tuple[int, ...]
-    longest: tuple[int, ...]  # the most edges of a row
+    num_edges: Ints
+    longest: Ints  # the most edges of a row
     table: Tensor  # as kernels read it, on the device
-    dst: Ints  # the second of `ends`
+    src: Ints  # the first of `ends`
+    dst: Ints  # the second of them
 
     @classmethod
     def of(
@@ -56,9 +58,9 @@ class Types(NamedTuple):
             )
         ]
         return cls(
-            first_node, tuple(ends), tuple(num_edges), tuple(longest),
+            first_node, _ints(num_nodes), tuple(ends), _ints(num_edges), _ints(longest),
             torch.tensor(table, dtype=torch.int64, device=device).view(len(ends), 6),
-            np.array([dst for _, dst in ends], dtype=np.int64),
+            *(_ints([end[k] for end in ends]) for k in range(2)),
         )  # fmt: skip
 
     @property
@@ -67,7 +69,11 @@ class Types(NamedTuple):
 
     def sizes(self) -> list[int]:
         """The number of nodes of each type."""
-        return [end - begin for begin, end in pairwise(self.first_node)]
+        return self.size.tolist()
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 class TypedGraph(NamedTuple):
@@ -101,7 +107,7 @@ class Rules(NamedTuple):
     """Which edges to draw: fan-outs by hop and edge type, -1: all."""
 
     fanouts: tuple[tuple[int, ...], ...]
-    fanout_table: Tensor  # [num_hops, num_types], int64, on the device
+    on_device: tuple[Tensor, ...]  # the same by hop, int64
     replace: bool = False
     last: bool = False  # only the latest edges
     max_age: int | None = None
@@ -116,7 +122,8 @@ class Rules(NamedTuple):
         longest = [
             None if min(by_hop) < 0 else max(by_hop) for by_hop in zip(*fanouts, strict=True)
         ]
-        return cls(tuple(map(tuple, fanouts)), table, replace, last, max_age, tuple(longest))
+        on_device = table.unbind()
+        return cls(tuple(map(tuple, fanouts)), on_device, replace, last, max_age, tuple(longest))
 
 
 class TypedSubgraph(NamedTuple):
@@ -129,13 +136,30 @@ class TypedSubgraph(NamedTuple):
     n_id: list[Tensor]
     batch: list[Tensor] | None
     edge_index: list[Tensor]
-    rowptr: list[Tensor]
-    col: list[Tensor]
+    rowptr: Sequence[Tensor]
+    col: Sequence[Tensor]
     e_id: list[Tensor]
     num_sampled_nodes: list[list[int]]
     num_sampled_edges: list[list[int]] | None
     indptr: list[Tensor]  # as rowptr, int64
     wholes: tuple[Tensor, ...]  # of which the others are parts; none if they are not
+
+
+class Parts(Sequence[Tensor]):
+    """The parts of a tensor as of :func:`_cut`, cut when one is read: few batches need any."""
+
+    def __init__(self, whole: Tensor, lengths: list[int]) -> None:
+        self._args = whole, lengths
+
+    def __len__(self) -> int:
+        return len(self._args[1]) // 2
+
+    def __getitem__(self, k):  # type: ignore[no-untyped-def]
+        return self._parts[k]
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        return _cut(*self._args)
 
 
 def sample_typed(
@@ -178,7 +202,7 @@ class _TypedBatch:
         self.num_seeds = seeds.nodes.numel()
         self.device = seeds.nodes.device
         self.knows_sizes = not seeds.nodes.is_cuda  # without synchronisation
-        self.new = list(seeds.sizes)  # upper bounds by type: nodes of the last hop
+        self.new = _ints(seeds.sizes)  # upper bounds by type: nodes of the last hop
         self.max_nodes, self.max_edges, self.max_work = self.num_seeds, 0, 0
         self.counts = torch.from_numpy(self._first_counts()).to(self.device, non_blocking=True)
         if seeds.counts is not None:
@@ -188,6 +212,7 @@ class _TypedBatch:
         self.table = node_map.table(self.num_seeds)
         self.stamp = node_map.next_stamp()
         self._reserve()
+        self._reserve_rows()
         self.sizes = len(rules.fanouts), len(self.types.first_node) - 1, self.types.num_nodes
         ops.begin_typed.default(
             seeds.nodes, seeds.root, self.n_id, self.root, self.counts, self.types.table,
@@ -222,20 +247,22 @@ class _TypedBatch:
         self.n_id = scratch('n_id', self.max_nodes, torch.int64)
         has_roots = self.seeds.root is not None
         self.root = scratch('root', self.n_id.numel(), torch.int32) if has_roots else None
-        self.rowptr = scratch('rowptr', self.max_work + 1, torch.int32)
         self.neighbor = scratch('neighbor', self.max_edges, torch.int64)
         size = self.neighbor.numel()
         self.dst = scratch('dst', size, torch.int32)
         self.e_id = scratch('e_id', size, torch.int64)
         self.local = scratch('local', self.num_seeds + size, torch.int32)
 
+    def _reserve_rows(self) -> None:
+        self.rowptr = self.map.scratch('rowptr', self.max_work + 1, torch.int32)
+
     def run(self, hop: int, seed: int) -> None:
         """Samples a hop."""
         graph, types, rules, counts = self.graph, self.types, self.rules, self.counts
-        fanouts, fanout = rules.fanouts[hop], rules.fanout_table[hop]
-        max_work = sum(self.new[dst] for _, dst in types.ends)
+        fanouts, fanout = rules.fanouts[hop], rules.on_device[hop]
+        max_work = int(self.new[types.dst].sum())
         self.max_work += max_work
-        self._reserve()
+        self._reserve_rows()
         max_age = -1 if rules.max_age is None else rules.max_age
         time = self.seeds.time if graph.time is not None else None
         hops, node_types, _ = self.sizes
@@ -259,47 +286,38 @@ class _TypedBatch:
     def _grow(self, hop: int, fanouts: tuple[int, ...]) -> int:
         """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
         types = self.types
-        distinct = self.root is None
-        edges = None if self.knows_sizes else self._most_edges(hop, fanouts)
         guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
-        if edges is None or self.max_edges + sum(edges) > guessed:
+        edges = None if self.knows_sizes else self._most_edges(hop, fanouts)
+        # First each by itself: the sum of large bounds may not fit.
+        if edges is None or self.max_edges + int(np.minimum(edges, guessed).sum()) >= guessed:
             edges = self._read_sizes(hop)
-        self.max_edges += sum(edges)
-        new = [0] * (len(types.first_node) - 1)
-        for (src, _), count in zip(types.ends, edges, strict=True):
-            new[src] += count
-        self.new = list(map(min, new, types.sizes())) if distinct else new
-        self.max_nodes += sum(self.new)
+        count = int(edges.sum())
+        self.max_edges += count
+        self.new = np.bincount(types.src, edges, self.sizes[1]).astype(np.int64)
+        if self.root is None:  # distinct nodes
+            self.new = np.minimum(self.new, types.size)
+        self.max_nodes += int(self.new.sum())
         self._reserve()
         self._fit_table(hop)
-        return sum(edges)
+        return count
 
-    def _most_edges(self, hop: int, fanouts: tuple[int, ...]) -> list[int]:
+    def _most_edges(self, hop: int, fanouts: tuple[int, ...]) -> Ints:
         """Upper bounds of the edges of each type."""
-        types, replace = self.types, self.rules.replace
-        bounds = []
-        for fanout, (_, dst), count, longest in zip(
-            fanouts, types.ends, types.num_edges, types.longest, strict=True
-        ):
-            of_row = longest
-            if fanout >= 0:
-                of_row = fanout * (longest > 0) if replace else min(fanout, longest)
-            most = self.new[dst] * of_row
-            if self.root is None and hop > 0 and not replace:
-                most = min(most, count)
-            bounds.append(most)
-        return bounds
+        types, replace, fanout = self.types, self.rules.replace, _ints(fanouts)
+        of_row = fanout * (types.longest > 0) if replace else np.minimum(fanout, types.longest)
+        most = self.new[types.dst] * np.where(fanout < 0, types.longest, of_row)
+        is_distinct = self.root is None and hop > 0 and not replace
+        return np.minimum(most, types.num_edges) if is_distinct else most
 
-    def _read_sizes(self, hop: int) -> list[int]:
+    def _read_sizes(self, hop: int) -> Ints:
         """The edges of each type of this hop; makes the bounds of earlier hops exact."""
         num_types, num_node_types = len(self.types.ends), self.sizes[1]
         work = self.counts[self.of_work][: (hop + 1) * num_types + 1]
         first_edge = self.rowptr[work[hop * num_types :]]
         num_nodes = self.counts[(hop + 1) * num_node_types]
         sizes = torch.cat([first_edge.long(), work[-1:], num_nodes.view(1)]).tolist()
-        ends: list[int] = sizes[:-2]
-        self.max_edges, self.max_work, self.max_nodes = ends[0], sizes[-2], sizes[-1]
-        return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+        self.max_edges, self.max_work, self.max_nodes = sizes[0], sizes[-2], sizes[-1]
+        return np.diff(sizes[:-2])
 
     def _fit_table(self, hop: int) -> None:
         table = self.map.table(self.max_nodes)
@@ -344,13 +362,14 @@ class _TypedBatch:
         )  # fmt: skip
         indptr = rowptr.long()
         return TypedSubgraph(
-            list(n_id.split(sizes)), None if self.root is None else list(root.split(sizes)),
+            list(n_id.unsafe_split_with_sizes(sizes)),
+            None if self.root is None else list(root.unsafe_split_with_sizes(sizes)),
             [
                 ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
                 for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
             ],
-            _parts(rowptr, of_rows), _parts(col, of_edges), _parts(e_id, of_edges),
-            nodes.T.tolist(), edges.T.tolist(), _parts(indptr, of_rows),
+            Parts(rowptr, of_rows), Parts(col, of_edges), _cut(e_id, of_edges), nodes.T.tolist(),
+            edges.T.tolist(), _cut(indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
@@ -396,10 +415,12 @@ def _aligned(sizes: Ints) -> Ints:
 def _lengths(starts: Ints, sizes: Ints) -> list[int]:
     """Of each of the parts that begin at `starts`, whose last is the end, the size and how much
     pads it."""
-    return np.stack([sizes, starts[1:] - starts[:-1] - sizes], 1).ravel().tolist()
+    out = np.empty(2 * len(sizes), dtype=np.int64)
+    out[::2], out[1::2] = sizes, starts[1:] - starts[:-1] - sizes
+    return out.tolist()
 
 
-def _parts(whole: Tensor, lengths: list[int]) -> list[Tensor]:
+def _cut(whole: Tensor, lengths: list[int]) -> list[Tensor]:
     """The parts of these :func:`_lengths`, without what pads them."""
     # Without what autograd keeps of views: these hold integers.
     return list(whole.unsafe_split_with_sizes(lengths)[::2])

@@ -1,8 +1,10 @@
 """Batches of graphs with several types, with times, and with a subgraph for each seed."""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import trim_to_layer
 
 from pyg_fast.graph import graph_of
+from pyg_fast.graph._cache import cache_of
 from pyg_fast.loader import FastNeighborLoader
 from tests._profile import ops_of
 from tests.loader._graphs import equal, random_data
@@ -201,6 +204,23 @@ def test_graphs_are_prepared_also_when_trimmed(
             assert torch.equal(graph.col.long(), part[0])
             degree = torch.bincount(part[1], minlength=num_dst)
             assert torch.equal(graph.rowptr.diff().long(), degree)
+
+
+def test_what_kernels_read_of_edges_is_made_late(device: torch.device) -> None:
+    data = random_hetero()
+    loader = FastNeighborLoader(data, [4, 3], 40, 'paper', device=device)
+    (batch,), kind = loader, ('paper', 'cites', 'paper')
+    wanted = batch[kind].num_sampled_edges.copy()
+    batch[kind].num_sampled_edges.clear()  # The user's lists are not read.
+    copied = pickle.loads(pickle.dumps(batch))
+    edges = batch[kind].edge_index
+    assert cache_of(edges).hops.edges == tuple(wanted)
+    assert cache_of(edges).entries
+    assert not cache_of(copied[kind].edge_index).entries
+    (batch,) = loader
+    edges = batch[kind].edge_index
+    edges._data.add_(0)
+    assert not cache_of(edges).entries  # It may have been edited.
 
 
 def test_trains_as_with_plain_edges(device: torch.device) -> None:
@@ -394,6 +414,63 @@ def test_types_of_edges_are_only_cut_from_joint_tensors() -> None:
 
     few, many = calls(10), calls(30)
     assert {op for op in many if many[op] != few[op]} == {'aten::as_strided'}  # split calls it, too
+
+
+def test_types_of_edges_have_few_objects() -> None:
+    """Python's garbage collector looks at all of them, which may take longer than the batch."""
+
+    def count(num_types: int) -> int:
+        data = HeteroData()
+        data['paper'].num_nodes = 20
+        for k in range(num_types):
+            data['paper', f'cites_{k}', 'paper'].edge_index = torch.randint(20, (2, 60))
+        batches = iter(FastNeighborLoader(data, [2], 4, ('paper', [*range(8)])))
+        batch = next(batches)  # the first one makes more
+        gc.collect()
+        before = len(gc.get_objects())
+        batch = batch, next(batches)
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    # A store, two dictionaries, edges, e_id, row pointers, counts, and two of an EdgeIndex; here
+    # two more tensors, since all tests of the loader look at what kernels would read.
+    assert (count(30) - count(10)) / 20 <= 11
+
+
+def test_memory_of_batches_is_freed_at_once(device: torch.device) -> None:
+    """Not by the garbage collector, which does not know that a GPU lacks memory."""
+    hetero = FastNeighborLoader(random_hetero(), [2], 5, 'paper', device=device)
+    plain = FastNeighborLoader(random_data(), [2], 5, device=device)
+    gc.disable()
+    try:
+        for loader in (hetero, plain):
+            for is_read in (False, True):
+                batch = loader([0, 1])
+                edges = batch.edge_stores[0].edge_index
+                if is_read:
+                    assert cache_of(edges).entries
+                alive = [weakref.ref(x) for x in (batch, edges, edges._data, edges._indptr)]
+                del batch, edges
+                assert [ref() for ref in alive] == [None] * len(alive)
+    finally:
+        gc.enable()
+
+
+def test_class_of_data_and_its_copies() -> None:
+    class Own(HeteroData):
+        def __copy__(self) -> 'Own':
+            out = super().__copy__()
+            out.is_copy = True
+            return out
+
+    for kind in (HeteroData, Own):
+        given = kind.from_dict(random_hetero().to_dict())
+        batch = next(iter(FastNeighborLoader(given, [2], 5, 'paper')))
+        assert type(batch) is kind
+        assert ('is_copy' in batch) == (kind is Own)
+        assert all(store._parent() is batch for store in batch.stores)
+        assert 'e_id' not in given['paper', 'cites', 'paper']
+        assert 'is_copy' not in given
 
 
 def test_copies_and_calls() -> None:

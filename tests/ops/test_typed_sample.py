@@ -110,7 +110,7 @@ def test_how_many_seeds_the_device_knows(
         other = getattr(got, key)
         if key == 'wholes':  # Nothing writes what pads their parts.
             continue
-        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        if isinstance(value, (list, typed.Parts)) and value and torch.is_tensor(value[0]):
             assert list(map(torch.Tensor.tolist, other)) == list(map(torch.Tensor.tolist, value))
         else:
             assert other == value
