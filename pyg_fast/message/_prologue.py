@@ -57,10 +57,12 @@ class Prologue:
         needed, stack = set(), wanted
         while stack:
             at = stack.pop()
-            if at not in needed:
-                needed.add(at)
-                self.activations |= {at: found[at]} if at in found else {}
-                stack += self._args(at)
+            if at in needed:
+                continue
+            needed.add(at)
+            if at in found:
+                self.activations[at] = found[at]
+            stack += self._args(at)
         return sorted(needed)
 
     def _args(self, at: int) -> tuple[int, ...]:
