@@ -733,8 +733,12 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if isinstance(value, torch.nn.Module):
         state = {key: each for key, each in vars(value).items() if key not in OWN}
         return id(type(value)), _fingerprint(state, depth + 1)
+    if isinstance(value, partial):
+        return 'partial', _fingerprint((value.func, value.args, value.keywords), depth + 1)
     if not hasattr(value, '__code__'):
-        return type(value).__name__
+        # Functions in C, as torch's and NumPy's, have names; other objects only those of classes.
+        names = [getattr(value, name, None) for name in ('__module__', '__qualname__', '__name__')]
+        return type(value).__name__, *map(str, names)
     cells = _closure_values(value)
     own = getattr(value, '__self__', None), getattr(value, '__defaults__', None), cells
     return id(_code_of(value)), _fingerprint(own, depth + 1)  # type: ignore[arg-type]
