@@ -11,6 +11,10 @@ PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
 SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
+LOST = (
+    'edges are sorted at each call, as forward makes a new list of them: what does so alike each '
+    'time, such as add_self_loops, belongs before ToCSR, on the data'
+)
 WHY = 'why not a kernel'
 RAISED = 'its last call raised'
 _PLACE = r'File "[^"]*", line \d+'
@@ -32,8 +36,10 @@ class LayerReport(NamedTuple):
     - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
       compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
-      :obj:`edge_index`
+      :obj:`edge_index`, or made a new list in :obj:`forward`
     - **error** (str, optional): what the last eager call raised
+    - **remakes** (bool): whether the list that ours sorted is one that :obj:`forward` made of
+      another, whose preparation is lost, as by :obj:`add_self_loops`
     """
 
     name: str
@@ -45,6 +51,7 @@ class LayerReport(NamedTuple):
     compiled: str | None = None
     sorts: bool = False
     error: str | None = None
+    remakes: bool = False
 
     @property
     def runs_on(self) -> str:
@@ -66,7 +73,8 @@ class LayerReport(NamedTuple):
     def cure(self) -> str | None:
         """What helps where PyG's code runs, or where ours sorts the edges."""
         if self.reason is None:
-            return SORTS if self.sorts else None
+            sorts = LOST if self.remakes else SORTS
+            return sorts if self.sorts else None
         eager = self.reason.partition('; compiled: ')[0]
         return cure_of(eager.partition('; with more: ')[2] or eager)
 

@@ -30,9 +30,10 @@ from torch_geometric.nn import (
     MessagePassing,
     SAGEConv,
     Sequential,
+    SGConv,
     to_hetero,
 )
-from torch_geometric.utils import degree
+from torch_geometric.utils import add_self_loops, degree
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
@@ -403,7 +404,23 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
 
 
 class Looped(MessagePassing):
-    """Makes its own list of edges."""
+    """Makes its own list of edges, in each call or once."""
+
+    def __init__(self, cached: bool = False) -> None:
+        super().__init__()
+        self.cached, self.known = cached, None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges = self.known
+        if edges is None:
+            edges, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        if self.cached:
+            self.known = edges
+        return self.propagate(edges, x=x) + self.propagate(edges, x=2 * x)
+
+
+class Flipped(MessagePassing):
+    """Turns the edges, which of a prepared graph does not sort them."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index.flip(0), x=x)
@@ -414,7 +431,7 @@ class Looped(MessagePassing):
     [
         (lambda: GraphConv(8, 4), True), (lambda: SAGEConv(8, 4), True),
         (lambda: GCNConv(8, 4), True), (lambda: GCNConv(8, 4, cached=True), False),
-        (lambda: GATConv(8, 4), True), (lambda: GATv2Conv(8, 4), True), (Looped, False),
+        (lambda: GATConv(8, 4), True), (lambda: GATv2Conv(8, 4), True), (Flipped, True),
     ],
 )  # fmt: skip
 def test_report_hints_at_lists_that_are_sorted(
@@ -433,6 +450,24 @@ def test_report_hints_at_lists_that_are_sorted(
     (report,) = pyg_fast.accelerate_report(conv)
     assert (report.runs_on, report.sorts, report.cure) == ('kernel', False, None)
     assert '_last_sorted' not in vars(pyg_fast.restore(conv))
+
+
+def test_report_hints_at_lists_that_forward_makes() -> None:
+    x, edge_index = graph()
+    prepared = prepare_edge_index(edge_index, (NODES, NODES))[0]
+    again, once = pyg_fast.accelerate(Looped()), pyg_fast.accelerate(Looped(cached=True))
+    pygs = pyg_fast.accelerate(SGConv(8, 4))
+    for edges in (edge_index, prepared):
+        for _ in range(2):
+            with pyg_fast.small_graphs('kernel'):
+                for conv in (again, once, pygs):
+                    conv(x, edges)
+        (report,) = pyg_fast.accelerate_report(again)
+        assert (report.runs_on, report.sorts, report.remakes) == ('kernel', True, True)
+        assert 'add_self_loops, belongs before ToCSR' in report.cure
+        assert not pyg_fast.accelerate_report(pygs)[0].remakes
+        assert pyg_fast.accelerate_report(once)[0].sorts == (edges is edge_index)
+        once.known = None
 
 
 class Compiled(Module):

@@ -13,6 +13,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, StdAggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 
+from ..graph._cache import keeps_graph
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import (
@@ -47,7 +48,15 @@ from ._checks import (
     why_not_message,
 )
 from ._explain import check_edge_rows
-from ._layer import FusedLayer, check_exported, edges_for_pyg, in_int64, with_own_code
+from ._layer import (
+    GIVEN,
+    MADE,
+    FusedLayer,
+    check_exported,
+    edges_for_pyg,
+    in_int64,
+    with_own_code,
+)
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
@@ -84,14 +93,25 @@ def _with_plain_list(
 ) -> tuple[object, ...]:
     """The arguments of a layer. What PyG's own calculates from a sorted list before `propagate`
     takes longer than from a plain one, which it gets where so few edges run its code."""
-    width, base = conv.__dict__.get('_width'), getattr(type(conv), '_base', None)
-    is_pygs = base is not None and base.__module__.startswith('torch_geometric.')
-    if width is not None and is_pygs and not conv.strict and isinstance(x, Tensor):
+    width = conv.__dict__.get('_width')
+    if width is not None and _is_pygs(conv) and not conv.strict and isinstance(x, Tensor):
         plain = edge_index.as_tensor()
         fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
         if fits and has_few_edges(plain, width, 'prepared message'):
             return x, plain, *more
     return x, edge_index, *more
+
+
+def _is_pygs(conv: MessagePassing) -> bool:
+    """Whether a layer is one of PyG, and its `forward` not the user's."""
+    return getattr(type(conv), '_base', type(conv)).__module__.startswith('torch_geometric.')
+
+
+def _is_list(value: object) -> bool:
+    """Whether an argument of a layer may be a list of edges."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:
@@ -202,13 +222,15 @@ class FusedPropagate(FusedLayer):
 
     def _fused_note_edges(self, edge_index: object) -> None:
         own = self.__dict__
-        # Of a list that the layer makes itself, such as one with self-loops, the caller has no
-        # graph to prepare.
-        sorts = type(edge_index) is Tensor and '_call' in own
-        if sorts:
-            args, kwargs = own['_call']
-            sorts = id(edge_index) in map(id, (*args, *kwargs.values()))
-        own['_last_sorted'] = sorts
+        sorts, (args, kwargs) = '', own.get('_call', ((), {}))
+        given = [each for each in (*args, *kwargs.values()) if _is_list(each)]
+        if any(each is edge_index for each in given):
+            sorts = GIVEN if type(edge_index) is Tensor else ''
+        # PyG's layers have options that keep such a list, users change their own `forward`.
+        elif given and not _is_pygs(self) and not keeps_graph(edge_index):
+            sorts = MADE
+        if sorts or '_call' not in own or '_last_sorted' not in own:
+            own['_last_sorted'] = sorts
 
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:
@@ -301,6 +323,7 @@ class FusedPropagate(FusedLayer):
             args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
         before = own.pop('_last_run', None)
+        own.pop('_last_sorted', None)
         try:
             out = super().__call__(*args, **kwargs)
             if '_watched' in own:
