@@ -71,11 +71,15 @@ class LayerReport(NamedTuple):
 
     @property
     def cure(self) -> str | None:
-        """What helps where PyG's code runs, or where ours sorts the edges."""
+        """What helps where PyG's code runs, or where ours sorts the edges. An error of the last
+        call that names an argument tells itself what helps, unless the reason speaks of it, too."""
         if self.reason is None:
             sorts = LOST if self.remakes else SORTS
             return sorts if self.sorts else None
         eager = self.reason.partition('; compiled: ')[0]
+        named = re.match(r"\w+: '(\w+)", self.error or '')
+        if named is not None and not re.search(rf'\b{named[1]}\b', eager.partition(' (File ')[0]):
+            return None
         return cure_of(eager.partition('; with more: ')[2] or eager)
 
 

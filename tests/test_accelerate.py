@@ -193,7 +193,7 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False, None)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False, None, False)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -736,6 +736,39 @@ def test_modules_that_change_at_calls(number: int) -> None:
     assert helps in (report.cure or '')
     assert (report.runs_on == 'kernel') == (cause == '')
     torch.testing.assert_close(*results)
+
+
+class Fails(MessagePassing):
+    def __init__(self, aggr: str | None = 'sum') -> None:
+        super().__init__(aggr)
+        self.lin = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.lin(x_j)
+
+
+def test_cures_fit_errors() -> None:
+    """An error that names an argument is the cure, unless the reason speaks of it, too."""
+    x, edge_index = graph()
+    prepared = prepare_edge_index(edge_index, (NODES, NODES))[0]
+    wrong = [
+        (x.double(), edge_index, "must have the dtype of the layer's", None),
+        (x.long(), edge_index, 'must hold floating-point numbers', None),
+        (x.numpy(), edge_index, 'must be a tensor of features of nodes', None),
+        (x[:30], prepared, "'edge_index' is of size", None),
+        (x[:, 0], edge_index, r'x.view\(-1, 1\)', 'a column of a number for each node'),
+    ]
+    for features, edges, text, helps in wrong:
+        layer = pyg_fast.accelerate(Fails())
+        with pyg_fast.small_graphs('kernel'), pytest.raises((TypeError, ValueError), match=text):
+            layer(features, edges)
+        (report,) = pyg_fast.accelerate_report(layer)
+        assert (report.cure or '').startswith(helps or '')
+        assert (report.cure is None) == (helps is None)
+    assert pyg_fast.accelerate_report(Fails(None))[0].cure.startswith("aggr='sum' or another one")
 
 
 def test_report_of_a_call_that_raised() -> None:

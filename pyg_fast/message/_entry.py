@@ -597,7 +597,7 @@ class Entry:
             self.refused[None] = reason
             _warn_once(function, reason)
         except Refused as error:
-            reason = _in_users_terms(function, str(error))
+            reason = _in_users_terms(function, _with_columns(inputs, str(error)))
         except RecursionError:
             reason = 'too many operations'
         self.refused[self._refusal_key(function, reduces, inputs, other)] = reason
@@ -644,6 +644,16 @@ def _in_users_terms(function: Function, reason: str) -> str:
     if what.endswith('used as a number') and not place:
         found = {line_of(function, name) for name in ('.size', '.shape', '.numel', 'len')} - {''}
         return what + found.pop() if len(found) == 1 else what
+    return reason
+
+
+def _with_columns(inputs: NamedInputs, reason: str) -> str:
+    """The reason for a refusal, with the name of numbers that are a column: rows of a table by them
+    have one dimension more, and combine all edges with all."""
+    for (role, name), value in inputs.items():
+        if role == 'edge' and value.shape[1:] == (1,) and value.dtype in (torch.int64, torch.int32):
+            words = f" mixes edges, perhaps as '{name}' has shape [num_edges, 1]"
+            return reason.replace(' mixes edges', words, 1)
     return reason
 
 

@@ -639,10 +639,10 @@ def _collect_ends(
             if len(value) != 2:
                 raise Fallback(f"'{base}' has {len(value)} parts")
             for k, part in enumerate(value):
-                _note_size(conv, sizes, k, part)
+                _note_size(conv, sizes, k, base, part)
             value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
         if isinstance(value, Tensor):
-            _note_size(conv, sizes, dim, value)
+            _note_size(conv, sizes, dim, base, value)
             if conv.node_dim not in (0, -value.dim()):
                 value = value.movedim(conv.node_dim, 0)
             inputs[key] = value
@@ -724,14 +724,18 @@ def _graph(
     return graph
 
 
-def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: object) -> None:
+def _note_size(
+    conv: MessagePassing, sizes: list[int | None], dim: int, name: str, value: object
+) -> None:
     if isinstance(value, Tensor):
         if not -value.dim() <= conv.node_dim < value.dim():
-            raise Fallback(f'node_dim={conv.node_dim} of {value.dim()} dimensions')
+            shape = list(value.shape)
+            raise Fallback(f"'{name}' has shape {shape}, without node_dim={conv.node_dim}")
         if sizes[dim] is None:
             sizes[dim] = value.size(conv.node_dim)
         elif sizes[dim] != value.size(conv.node_dim):
-            raise Fallback('sizes that differ')
+            rows = value.size(conv.node_dim)
+            raise Fallback(f"'{name}' has {rows} nodes, others or size= say {sizes[dim]}")
 
 
 class _FusedBelow(FusedPropagate, MessagePassing):
