@@ -32,7 +32,8 @@ class LayerReport(NamedTuple):
     - **ran** (str, optional): what ran in the last eager call: our class, or
       :obj:`"PyG's code: "` and the reason; :obj:`None` before the first one
     - **how** (str, optional): if that was ours: by a :obj:`"kernel"`, or over :obj:`"blocks"` of
-      edges; for a layer that :func:`accelerate` has not replaced yet, that it has not
+      edges; for a layer that :func:`accelerate` has not replaced yet, that it has not; for a call
+      without `propagate` that it ran :obj:`"nothing: ..."`
     - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
       compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
@@ -56,7 +57,7 @@ class LayerReport(NamedTuple):
     @property
     def runs_on(self) -> str:
         """What runs the layer: :obj:`"kernel"`, :obj:`"blocks"`, :obj:`"PyG's code"`,
-        :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, or
+        :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, :obj:`"nothing: ..."` or
         :obj:`"no eager call yet"`, or if the last one did :obj:`"raised an error"`; and after
         :obj:`"compiled: "` what does in compiled code."""
         if self.reason == SCRIPTED:

@@ -738,6 +738,26 @@ def test_modules_that_change_at_calls(number: int) -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize('backend', ['eager', None])
+def test_report_of_a_layer_that_does_not_propagate(backend: str | None) -> None:
+    class Passes(Told):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return x if self.how == 'nothing' else super().forward(x, edge_index)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Passes('nothing'), strict=True), graph()
+    if backend is not None:
+        torch.compile(layer, backend=backend)(x[:, :8], edge_index)
+        assert pyg_fast.accelerate_report(layer)[0].runs_on == 'no eager call yet'
+    layer(x[:, :8], edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.runs_on == 'nothing: its forward called no propagate'
+    assert (report.ran, report.reason, report.cure, layer.plan) == (None, None, None, None)
+    layer.how = ''
+    with pyg_fast.small_graphs('kernel'):
+        layer(x[:, :8], edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].runs_on == 'kernel'
+
+
 class Fails(MessagePassing):
     def __init__(self, aggr: str | None = 'sum') -> None:
         super().__init__(aggr)

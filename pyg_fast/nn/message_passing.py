@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
@@ -202,6 +203,8 @@ class FusedPropagate(FusedLayer):
     def _fused_how(self) -> str | None:
         entry = self.__dict__.get('_fused_entry')
         in_blocks = entry is not None and entry.in_blocks
+        if self._last_run is None and '_last_run' in self.__dict__:
+            return 'nothing: its forward called no propagate'
         return 'blocks' if self._last_run == '' and in_blocks else super()._fused_how()
 
     def _fused_beside(self) -> str:
@@ -328,6 +331,8 @@ class FusedPropagate(FusedLayer):
             out = super().__call__(*args, **kwargs)
             if '_watched' in own:
                 own['_writes'] = any(x._version != version for x, version in own['_watched'])
+            if '_last_run' not in own and get_eval_frame_callback() is None:  # Nor compiled parts.
+                own['_last_run'] = None
             return out
         except Exception:
             if before is not None:  # The backward pass of a checkpoint ends a call so, in between.
