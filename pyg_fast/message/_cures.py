@@ -11,6 +11,7 @@ _CURES = [
     (r'others or size= say|^sizes that differ', 'a row for each node in all features of nodes, '
      'and as many as size= says; a pair x=(x_src, x_dst) for edges between two types of nodes; '
      'node_dim=0 for features of shape [nodes, heads, channels]'),
+    (r', no tensor$', 'tensors, as of torch.from_numpy(x)'),
     (r'^aggr=None', "aggr='sum' or another one: with PyG's code, too, the call fails"),
     (r'^message returns no tensor', 'a tensor as the result of message; several go through an '
      'aggregate of your own, or are joined by torch.cat'),

@@ -602,6 +602,9 @@ def _collect(
     order = sizes[::-1] if conv.flow == 'source_to_target' else sizes  # destinations first
     given = [count for count in order if count is not None]
     if not given:
+        for (_, name), base, _, _ in names.ends:
+            if other.get(name) is not None:
+                raise Fallback(f"'{base}' is a {type(other[name]).__name__}, no tensor")
         raise Fallback('no input of nodes')
     num_dst, num_src = given[0], given[-1]
     if names.gathers:
