@@ -16,7 +16,7 @@ from .nn import (
     FusedGPSConv,
     FusedSAGEConv,
 )
-from .nn._layer import FusedModule
+from .nn._layer import MADE, FusedModule
 from .nn.message_passing import fused_class, why_never
 from .ops._numbers import check_flag
 
@@ -195,8 +195,9 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             if why and why != reason:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
             how = module._fused_how() if error is None else None
-            sorts = how is not None and module._last_sorted
-            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, sorts, error)
+            sorts = '' if how is None else module._last_sorted
+            made = bool(sorts), error, sorts == MADE
+            yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, *made)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)
             reason = why_never(module) if ours is None else ours._fused_why_never(module)

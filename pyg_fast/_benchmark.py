@@ -185,6 +185,11 @@ class _Steps(NamedTuple):
             net.zero_grad(set_to_none=True)
             loss = self.loss(self.forward(net, data), data)
             check_loss(loss, 'loss')
+            if self.loss is _mean_square and not loss.requires_grad:
+                raise ValueError(
+                    "'model' must return an output of parameters, got one without gradient: pass "
+                    'forward=lambda model, data: model(data.x.detach().requires_grad_(), ...)'
+                )
             check_requires_grad(loss, 'loss')
             loss.backward()
 

@@ -11,6 +11,10 @@ PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
 SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
+LOST = (
+    'edges are sorted at each call, as forward makes a new list of them: what does so alike each '
+    'time, such as add_self_loops, belongs before ToCSR, on the data'
+)
 WHY = 'why not a kernel'
 RAISED = 'its last call raised'
 _PLACE = r'File "[^"]*", line \d+'
@@ -28,12 +32,15 @@ class LayerReport(NamedTuple):
     - **ran** (str, optional): what ran in the last eager call: our class, or
       :obj:`"PyG's code: "` and the reason; :obj:`None` before the first one
     - **how** (str, optional): if that was ours: by a :obj:`"kernel"`, or over :obj:`"blocks"` of
-      edges; for a layer that :func:`accelerate` has not replaced yet, that it has not
+      edges; for a layer that :func:`accelerate` has not replaced yet, that it has not; for a call
+      without `propagate` that it ran :obj:`"nothing: ..."`
     - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
       compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
-      :obj:`edge_index`
+      :obj:`edge_index`, or made a new list in :obj:`forward`
     - **error** (str, optional): what the last eager call raised
+    - **remakes** (bool): whether the list that ours sorted is one that :obj:`forward` made of
+      another, whose preparation is lost, as by :obj:`add_self_loops`
     """
 
     name: str
@@ -45,11 +52,12 @@ class LayerReport(NamedTuple):
     compiled: str | None = None
     sorts: bool = False
     error: str | None = None
+    remakes: bool = False
 
     @property
     def runs_on(self) -> str:
         """What runs the layer: :obj:`"kernel"`, :obj:`"blocks"`, :obj:`"PyG's code"`,
-        :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, or
+        :obj:`"compiled"` by TorchScript, :obj:`"not accelerated: ..."`, :obj:`"nothing: ..."` or
         :obj:`"no eager call yet"`, or if the last one did :obj:`"raised an error"`; and after
         :obj:`"compiled: "` what does in compiled code."""
         if self.reason == SCRIPTED:
@@ -64,10 +72,15 @@ class LayerReport(NamedTuple):
 
     @property
     def cure(self) -> str | None:
-        """What helps where PyG's code runs, or where ours sorts the edges."""
+        """What helps where PyG's code runs, or where ours sorts the edges. An error of the last
+        call that names an argument tells itself what helps, unless the reason speaks of it, too."""
         if self.reason is None:
-            return SORTS if self.sorts else None
+            sorts = LOST if self.remakes else SORTS
+            return sorts if self.sorts else None
         eager = self.reason.partition('; compiled: ')[0]
+        named = re.match(r"\w+: '(\w+)", self.error or '')
+        if named is not None and not re.search(rf'\b{named[1]}\b', eager.partition(' (File ')[0]):
+            return None
         return cure_of(eager.partition('; with more: ')[2] or eager)
 
 

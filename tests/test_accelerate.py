@@ -30,9 +30,10 @@ from torch_geometric.nn import (
     MessagePassing,
     SAGEConv,
     Sequential,
+    SGConv,
     to_hetero,
 )
-from torch_geometric.utils import degree
+from torch_geometric.utils import add_self_loops, degree
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
@@ -192,7 +193,7 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False, None)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False, None, False)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -403,7 +404,23 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
 
 
 class Looped(MessagePassing):
-    """Makes its own list of edges."""
+    """Makes its own list of edges, in each call or once."""
+
+    def __init__(self, cached: bool = False) -> None:
+        super().__init__()
+        self.cached, self.known = cached, None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges = self.known
+        if edges is None:
+            edges, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        if self.cached:
+            self.known = edges
+        return self.propagate(edges, x=x) + self.propagate(edges, x=2 * x)
+
+
+class Flipped(MessagePassing):
+    """Turns the edges, which of a prepared graph does not sort them."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index.flip(0), x=x)
@@ -414,7 +431,7 @@ class Looped(MessagePassing):
     [
         (lambda: GraphConv(8, 4), True), (lambda: SAGEConv(8, 4), True),
         (lambda: GCNConv(8, 4), True), (lambda: GCNConv(8, 4, cached=True), False),
-        (lambda: GATConv(8, 4), True), (lambda: GATv2Conv(8, 4), True), (Looped, False),
+        (lambda: GATConv(8, 4), True), (lambda: GATv2Conv(8, 4), True), (Flipped, True),
     ],
 )  # fmt: skip
 def test_report_hints_at_lists_that_are_sorted(
@@ -433,6 +450,24 @@ def test_report_hints_at_lists_that_are_sorted(
     (report,) = pyg_fast.accelerate_report(conv)
     assert (report.runs_on, report.sorts, report.cure) == ('kernel', False, None)
     assert '_last_sorted' not in vars(pyg_fast.restore(conv))
+
+
+def test_report_hints_at_lists_that_forward_makes() -> None:
+    x, edge_index = graph()
+    prepared = prepare_edge_index(edge_index, (NODES, NODES))[0]
+    again, once = pyg_fast.accelerate(Looped()), pyg_fast.accelerate(Looped(cached=True))
+    pygs = pyg_fast.accelerate(SGConv(8, 4))
+    for edges in (edge_index, prepared):
+        for _ in range(2):
+            with pyg_fast.small_graphs('kernel'):
+                for conv in (again, once, pygs):
+                    conv(x, edges)
+        (report,) = pyg_fast.accelerate_report(again)
+        assert (report.runs_on, report.sorts, report.remakes) == ('kernel', True, True)
+        assert 'add_self_loops, belongs before ToCSR' in report.cure
+        assert not pyg_fast.accelerate_report(pygs)[0].remakes
+        assert pyg_fast.accelerate_report(once)[0].sorts == (edges is edge_index)
+        once.known = None
 
 
 class Compiled(Module):
@@ -701,6 +736,59 @@ def test_modules_that_change_at_calls(number: int) -> None:
     assert helps in (report.cure or '')
     assert (report.runs_on == 'kernel') == (cause == '')
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize('backend', ['eager', None])
+def test_report_of_a_layer_that_does_not_propagate(backend: str | None) -> None:
+    class Passes(Told):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return x if self.how == 'nothing' else super().forward(x, edge_index)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Passes('nothing'), strict=True), graph()
+    if backend is not None:
+        torch.compile(layer, backend=backend)(x[:, :8], edge_index)
+        assert pyg_fast.accelerate_report(layer)[0].runs_on == 'no eager call yet'
+    layer(x[:, :8], edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.runs_on == 'nothing: its forward called no propagate'
+    assert (report.ran, report.reason, report.cure, layer.plan) == (None, None, None, None)
+    layer.how = ''
+    with pyg_fast.small_graphs('kernel'):
+        layer(x[:, :8], edge_index)
+    assert pyg_fast.accelerate_report(layer)[0].runs_on == 'kernel'
+
+
+class Fails(MessagePassing):
+    def __init__(self, aggr: str | None = 'sum') -> None:
+        super().__init__(aggr)
+        self.lin = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.lin(x_j)
+
+
+def test_cures_fit_errors() -> None:
+    """An error that names an argument is the cure, unless the reason speaks of it, too."""
+    x, edge_index = graph()
+    prepared = prepare_edge_index(edge_index, (NODES, NODES))[0]
+    wrong = [
+        (x.double(), edge_index, "must have the dtype of the layer's", None),
+        (x.long(), edge_index, 'must hold floating-point numbers', None),
+        (x.numpy(), edge_index, 'must be a tensor of features of nodes', 'tensors, as of'),
+        (x[:30], prepared, "'edge_index' is of size", None),
+        (x[:, 0], edge_index, r'x.view\(-1, 1\)', 'a column of a number for each node'),
+    ]
+    for features, edges, text, helps in wrong:
+        layer = pyg_fast.accelerate(Fails())
+        with pyg_fast.small_graphs('kernel'), pytest.raises((TypeError, ValueError), match=text):
+            layer(features, edges)
+        (report,) = pyg_fast.accelerate_report(layer)
+        assert (report.cure or '').startswith(helps or '')
+        assert (report.cure is None) == (helps is None)
+    assert pyg_fast.accelerate_report(Fails(None))[0].cure.startswith("aggr='sum' or another one")
 
 
 def test_report_of_a_call_that_raised() -> None:

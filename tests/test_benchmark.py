@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Dropout, Module
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCN, GCNConv, GPSConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GCN, GCNConv, GPSConv, HeteroConv, SAGEConv, SimpleConv
 
 import pyg_fast
 from pyg_fast._benchmark import _by_pyg, _without_lines_of_profiler
@@ -154,6 +154,12 @@ def test_what_fails_in_every_way(device: torch.device) -> None:
     ):
         with pytest.raises((AttributeError, TypeError, ValueError), match=text):
             pyg_fast.benchmark(own, data, seconds=0.01, **kwargs)
+    with pytest.raises(ValueError, match=r"^'model' must return .* model\(data.x.detach\(\).req"):
+        pyg_fast.benchmark(SimpleConv().to(device), data, seconds=0.01)
+    pyg_fast.benchmark(
+        SimpleConv().to(device), data, seconds=0.01, capture=False,
+        forward=lambda model, data: model(data.x.detach().requires_grad_(), data.edge_index),
+    )  # fmt: skip
     del data.x  # By PyG another error than by this package.
     with pytest.raises(TypeError, match="'x' must be a tensor .* got NoneType"):
         pyg_fast.benchmark(model, data, seconds=0.01)

@@ -202,6 +202,16 @@ def derive(
     return value
 
 
+def keeps_graph(edge_index: object) -> bool:
+    """Whether what was made of edges is kept on them, so that they are not sorted again."""
+    if isinstance(edge_index, (PreparedGraph, BatchEdgeIndex)):
+        return True
+    if not isinstance(edge_index, EdgeIndex):
+        return False
+    cache = cache_of(edge_index)
+    return len(cache.entries) > 0 or cache.hops is not None or flipped(edge_index) is not None
+
+
 def requested_size(edge_index: Tensor, num_src: int, num_dst: int) -> RequestedSize:
     """The size of a graph as a part of a request; None for that of a prepared graph, which has no
     other: numbers in requests are constants of compiled code."""

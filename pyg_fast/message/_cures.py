@@ -7,7 +7,23 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
-    (r'^message (raises|returns no tensor|combines values)|^an index of channels beyond|'
+    (r'without node_dim=', 'a column of a number for each node, in propagate: deg=deg.view(-1, 1)'),
+    (r'others or size= say|^sizes that differ', 'a row for each node in all features of nodes, '
+     'and as many as size= says; a pair x=(x_src, x_dst) for edges between two types of nodes; '
+     'node_dim=0 for features of shape [nodes, heads, channels]'),
+    (r', no tensor$', 'tensors, as of torch.from_numpy(x)'),
+    (r'^aggr=None', "aggr='sum' or another one: with PyG's code, too, the call fails"),
+    (r'^message returns no tensor', 'a tensor as the result of message; several go through an '
+     'aggregate of your own, or are joined by torch.cat'),
+    (r'^a message of \d+ dim|Number of dimensions of tensors must match', 'keepdim=True or '
+     '.unsqueeze(-1), which makes a column of a number for each edge'),
+    (r'has shape \[num_edges, 1\]', 'edge_type.view(-1), which takes one row of a table for each '
+     'edge'),
+    (r'scalar types: Long, Int|used as indices must be', 'integers for a table or an Embedding: '
+     'kind.long()'),
+    (r'^a product of dtypes|same dtype', "features of the weights' dtype: x.float(), or "
+     'model.double()'),
+    (r'^message (raises|combines values)|^an index of channels beyond|'
      r'^message cannot be traced: \w+Error: .*must match',
      "another message or input, as the error of the call tells: with PyG's code, too, it fails"),
     (r'has (spectral|weight)_norm,', 'the functions of torch.nn.utils.parametrizations: there '
@@ -77,8 +93,8 @@ _CURES = [
      '(torch.einsum("ei,oij->eoj", x_i, weight) * x_j[:, None]).sum(-1)'),
     (r'too many operations', 'fewer lines: loops whose rounds share weights may run in forward, '
      'between calls of propagate'),
-    (r"reads 'size|counts edges", 'the degree of each node, computed in forward and passed '
-     "to propagate (deg=deg gives deg_i), or aggr='mean'"),
+    (r"reads 'size|counts edges", 'the degree of each node as a column, computed in forward and '
+     "passed to propagate (deg=deg.view(-1, 1) gives deg_i), or aggr='mean'"),
     (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
      'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
@@ -98,7 +114,7 @@ _CURES = [
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
     (r'sets an attribute|global$', 'the attribute set in forward or update'),
-    (r'^\d+ edges$|(too|so) few|takes longer than|fit into memory|sizes that differ|'
+    (r'^\d+ edges$|(too|so) few|takes longer than|fit into memory|'
      'as many edges as destinations',
      "nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') a kernel runs, or "
      'the report tells why none can'),

@@ -597,7 +597,7 @@ class Entry:
             self.refused[None] = reason
             _warn_once(function, reason)
         except Refused as error:
-            reason = _in_users_terms(function, str(error))
+            reason = _in_users_terms(function, _with_columns(inputs, str(error)))
         except RecursionError:
             reason = 'too many operations'
         self.refused[self._refusal_key(function, reduces, inputs, other)] = reason
@@ -644,6 +644,16 @@ def _in_users_terms(function: Function, reason: str) -> str:
     if what.endswith('used as a number') and not place:
         found = {line_of(function, name) for name in ('.size', '.shape', '.numel', 'len')} - {''}
         return what + found.pop() if len(found) == 1 else what
+    return reason
+
+
+def _with_columns(inputs: NamedInputs, reason: str) -> str:
+    """The reason for a refusal, with the name of numbers that are a column: rows of a table by them
+    have one dimension more, and combine all edges with all."""
+    for (role, name), value in inputs.items():
+        if role == 'edge' and value.shape[1:] == (1,) and value.dtype in (torch.int64, torch.int32):
+            words = f" mixes edges, perhaps as '{name}' has shape [num_edges, 1]"
+            return reason.replace(' mixes edges', words, 1)
     return reason
 
 
@@ -733,8 +743,12 @@ def _fingerprint(value: object, depth: int = 0) -> object:
     if isinstance(value, torch.nn.Module):
         state = {key: each for key, each in vars(value).items() if key not in OWN}
         return id(type(value)), _fingerprint(state, depth + 1)
+    if isinstance(value, partial):
+        return 'partial', _fingerprint((value.func, value.args, value.keywords), depth + 1)
     if not hasattr(value, '__code__'):
-        return type(value).__name__
+        # Functions in C, as torch's and NumPy's, have names; other objects only those of classes.
+        names = [getattr(value, name, None) for name in ('__module__', '__qualname__', '__name__')]
+        return type(value).__name__, *map(str, names)
     cells = _closure_values(value)
     own = getattr(value, '__self__', None), getattr(value, '__defaults__', None), cells
     return id(_code_of(value)), _fingerprint(own, depth + 1)  # type: ignore[arg-type]

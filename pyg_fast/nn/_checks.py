@@ -332,6 +332,8 @@ def why_not_aggregation(aggr: Aggregation) -> str | None:
         for module in aggr.modules() if aggr._modules else (aggr,):
             if not is_plain(module):
                 return 'its aggregation has hooks or is patched'
+    if aggr is None:
+        return 'aggr=None without an own aggregate'
     if type(aggr) in TRACED:
         return None
     for part in parts_of(aggr):

@@ -6,7 +6,7 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 from weakref import WeakSet
@@ -81,8 +81,11 @@ def explain(
     try:
         signature = inspect.signature(type(conv).forward)
         given = signature.bind(conv, *args, **kwargs).arguments
-        named = any(f"'{name}" in text for name in signature.parameters)
-        is_more = ('has no attribute', 'keyword argument', 'is not defined')
+        named = any(re.search(rf"'{name}[^\w ]", text) for name in signature.parameters)
+        is_more = (
+            'has no attribute', 'keyword argument', 'is not defined', 'local variable',
+            'must hold sources in', 'must hold destinations in',
+        )  # fmt: skip
         edges = given.get('edge_index')
         is_turned = 'to have size' in text and getattr(edges, 'shape', ())[1:] == (2,)
         if named and not is_turned and not any(words in text for words in is_more):
@@ -248,33 +251,113 @@ def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> No
                 raise error
 
 
-def _aggregates_none(frame: FrameType) -> bool:
-    """Whether a call of PyG's `aggregate`, or of what runs in its place, has got no messages."""
-    if frame.f_globals.get('__name__') == f'{__package__}._direct':
-        return frame.f_locals.get('out', frame) is None
-    return frame.f_code is MessagePassing.aggregate.__code__ and frame.f_locals['inputs'] is None
+def _frames(error: Exception) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def _in_message(conv: Any, frames: Sequence[FrameType]) -> list[FrameType]:
+    """The calls of a layer's message."""
+    message = inspect.unwrap(type(conv).message) if isinstance(conv, MessagePassing) else None
+    code = getattr(message, '__code__', None)
+    return [frame for frame in frames if frame.f_code is code]
+
+
+def _edges(frames: Sequence[FrameType]) -> object:
+    """The edges with which a layer called `propagate`."""
+    of = (frame.f_locals for frame in frames if frame.f_code.co_name == 'propagate')
+    return next(of, {}).get('edge_index')
+
+
+def _propagated(frames: Sequence[FrameType]) -> dict[str, object]:
+    """The arguments with which a layer called `propagate`."""
+    for frame in frames:
+        kwargs = frame.f_locals.get('kwargs')  # PyG's code has other values by this name.
+        if frame.f_code.co_name == 'propagate' and isinstance(kwargs, dict):
+            return kwargs
+    return {}
+
+
+def _check_dimensions(conv: Any, error: Exception) -> None:
+    """Raises for features of nodes in which `node_dim` is not that of the nodes."""
+    text, frames, dim = str(error), _frames(error), conv.node_dim
+    read = _read_by_message(conv)
+    values = [
+        (name, part) for name, value in _propagated(frames).items()
+        if not read.isdisjoint((f'{name}_i', f'{name}_j'))
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(part, Tensor)
+    ]  # fmt: skip
+    for name, value in values if text.startswith('Dimension out of range') else ():
+        if value.dim() == 1 and dim < -1:
+            raise ShapeError(
+                f"'{name}' must have shape [num_nodes, channels], as 'node_dim' is {dim}, got "
+                f'{list(value.shape)}: {name}.view(-1, 1)'
+            )
+    is_beyond = any(words in text for words in (' must hold ', 'larger than', 'expected size'))
+    edges = _edges(frames)
+    if not is_beyond or dim != -2 or not isinstance(edges, Tensor) or edges.numel() == 0:
+        return
+    for name, value in values:
+        if value.dim() > 2 and value.size(-2) <= int(edges.max()) < value.size(0):
+            raise OptionError(
+                f"'node_dim' must be 0 for '{name}' of shape {list(value.shape)}, which has the "
+                'nodes first: super().__init__(node_dim=0)'
+            )
+
+
+def _results(frames: Sequence[FrameType]) -> Iterator[object]:
+    """What PyG's `aggregate`, or what runs in its place, has got as messages."""
+    for frame in frames:
+        is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
+        name = 'out' if is_direct else 'inputs'
+        is_pygs = frame.f_code is MessagePassing.aggregate.__code__
+        if name in frame.f_locals and (is_direct or is_pygs):
+            yield frame.f_locals[name]
+
+
+def _check_result(conv: Any, frames: Sequence[FrameType], text: str) -> None:
+    """Raises for what a message returns."""
+    for value in _results(frames):
+        kind = type(value).__name__
+        if value is None and f"'{kind}' object has no attribute" in text:
+            raise TypeError("'message' returns None: return a tensor")
+        if f"'{kind}' object has no attribute" in text:
+            raise TypeError(f"'message' must return a tensor, got {kind}")
+        if isinstance(value, Tensor) and value.dim() < -conv.node_dim:
+            raise ShapeError(
+                f"'message' must return a row of channels for each edge, got shape "
+                f'{list(value.shape)}: keepdim=True or .view(-1, 1) makes a column'
+            )
 
 
 def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for what an own message forgets: to return, an argument, or a column of numbers."""
-    text, frames = str(error), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    message = inspect.unwrap(type(conv).message)
-    if "'NoneType' object has no attribute" in text and any(map(_aggregates_none, frames)):
-        raise TypeError("'message' returns None: return a tensor")
-    found = re.fullmatch(r"name '(\w+)' is not defined", text)
+    text, frames = str(error), _frames(error)
+    _check_result(conv, frames, text)
+    names = ', '.join(f"'{name}'" for name in _propagated(frames)) or 'none'
+    found = re.search(r"^name '(\w+)' is not defined|local variable '(\w+)'", text)
     if found is not None and frames[-1].f_code.co_name in ('collect', 'propagate'):
-        ends = [found[1] + end for end in ('', '_i', '_j')]
-        read = next((name for name in ends if name in _read_by_message(conv)), None)
+        name = found[1] or found[2]
+        ends = [name + end for end in ('', '_i', '_j')]
+        read = next((each for each in ends if each in _read_by_message(conv)), None)
         if read is not None:
             raise OptionError(
-                f"'{found[1]}' must be given to propagate, as 'message' takes '{read}'"
+                f"'{name}' must be given to propagate, as 'message' takes '{read}', got {names}"
             )
-    inside = [frame for frame in frames if frame.f_code is message.__code__]
+    inside = _in_message(conv, frames)
     for name in sorted(_read_by_message(conv)) if inside else ():
         if inside[-1].f_locals.get(name) is inspect.Parameter.empty:  # What PyG gives for it.
-            raise OptionError(f"'{name}' must be given to propagate, as 'message' takes '{name}'")
+            raise OptionError(
+                f"'{name}' must be given to propagate, as 'message' takes '{name}', got {names}"
+            )
+    found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
+    if found is not None and inside:
+        raise ShapeError(
+            f"'message' joins tensors of {found[1]} and {found[2]} dimensions: keepdim=True or "
+            '.unsqueeze(-1) makes a column of a number for each edge'
+        )
     found = re.search(rf'{_TWO_TENSORS} at non-singleton dimension [1-9]', text)
-    edges = given.get('edge_index')
+    edges = _edges(frames)
     if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
         return
     count, sizes = edges.size(1), {int(found[1]), int(found[2])}
@@ -293,6 +376,7 @@ def _find_mistake(
     try:
         if conv.aggr_module is None and type(conv).aggregate is MessagePassing.aggregate:
             raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
+        _check_dimensions(conv, error)
         _check_attributes(conv)
         _check_size(given.get('size'), 'edge_weight' in signature.parameters)
         _check_types(conv, given, signature)
@@ -315,7 +399,7 @@ def _find_mistake(
                 f'features of one graph, got {list(x.shape)}'
             )
         _check_numbers_of_rows(given, error)
-        _check_by_text(conv, given, str(error))
+        _check_by_text(conv, given, error)
         if isinstance(conv, MessagePassing):
             _check_message(conv, given, error)
     except (IndexError, TypeError, ValueError) as found:
@@ -377,9 +461,10 @@ def _check_types(conv: Any, given: Mapping[str, object], signature: inspect.Sign
             continue  # PyG's relational layers take numbers of nodes.
         of_own = part.is_floating_point() and part.dim() < -conv.node_dim
         if of_own or (part.dim() < 2 and hasattr(conv, 'in_channels')):
+            cure = ': x.view(-1, 1)' if part.dim() == 1 else ''
             raise ShapeError(
                 "'x' must have shape [num_nodes, in_channels], a row for each node, got "
-                f'{list(part.shape)}'
+                f'{list(part.shape)}{cure}'
             )
         if weight is not None:
             check_like_parameters('x', part, weight)
@@ -506,8 +591,9 @@ def _check_dicts(conv: Any, given: Mapping[str, object]) -> None:
                 )
 
 
-def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
+def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for the argument that an error of torch speaks of, by its type or its shape."""
+    text = str(error)
     found = re.search(_NO_TENSOR, text)
     if found is not None:
         for name, value in given.items():
@@ -517,6 +603,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
         name: value for name, value in given.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
+    _check_numbers_of_types(given, text)
     _check_rows_by_text(conv, given, text)
     _check_widths_by_text(conv, tensors, text)
     weight = _weight_of(conv)
@@ -535,8 +622,9 @@ def _check_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None:
         fewer, more = sorted(map(int, found.groups()))
+        read = _read_by_message(conv) if _in_message(conv, _frames(error)) else set(tensors)
         for name, value in tensors.items():
-            if value.dim() == fewer:
+            if value.dim() == fewer and not read.isdisjoint((name, f'{name}_i', f'{name}_j')):
                 raise ShapeError(
                     f"'{name}' must have {more} dimensions, as what it is joined with, got shape "
                     f'{list(value.shape)}'
@@ -632,6 +720,26 @@ def _check_numbers_of_rows(given: Mapping[str, object], error: Exception) -> Non
             f"'{name}' must hold numbers of rows of the table that it indexes{which}, got values "
             f'from {low} to {high}'
         )
+
+
+def _check_numbers_of_types(given: Mapping[str, object], text: str) -> None:
+    """Raises if one argument alone can be what a table takes as numbers of its rows."""
+    if 'scalar types: Long, Int' in text or 'used as indices must be' in text:
+        found = [
+            (name, value.dtype) for name, value in given.items()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 1
+        ]  # fmt: skip
+        if len(found) == 1:
+            ((name, dtype),) = found
+            raise DtypeError(f"'{name}' must hold integers, got {dtype}: {name}.long()")
+    for name, value in given.items() if 'memory' in text else ():
+        if not isinstance(value, Tensor) or value.dtype not in (torch.int64, torch.int32):
+            continue
+        if value.dim() == 2 and value.size(1) == 1:
+            raise ShapeError(
+                f"'{name}' must have shape [num_edges], a number for each edge, got "
+                f'{list(value.shape)}: {name}.view(-1)'
+            )
 
 
 def _rows_of_table(error: Exception) -> int | None:

@@ -24,6 +24,8 @@ P = ParamSpec('P')
 T = TypeVar('T')
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
+# Which list of edges a call sorted: that of the caller, or one that `forward` made of it.
+GIVEN, MADE = 'given', 'made'
 # Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
 _MARK = '_accelerated'
 
@@ -49,7 +51,7 @@ class FusedModule:
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
     _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
     _last_error: str | None = None  # that the last eager call raised
-    _last_sorted: bool = False  # whether our code sorted a plain list of edges in the last one
+    _last_sorted: str = ''  # which list of edges our code sorted in the last one, if it did
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -96,7 +98,7 @@ class FusedModule:
     def _fused_note_edges(self, edge_index: object) -> None:
         """Records whether this call sorts its edges, as it does a plain list."""
         if not torch.compiler.is_compiling():
-            self.__dict__['_last_sorted'] = type(edge_index) is Tensor
+            self.__dict__['_last_sorted'] = GIVEN if type(edge_index) is Tensor else ''
 
     def __prepare_scriptable__(self) -> Any:
         """PyG's own layer, sharing the parameters."""

@@ -7,12 +7,14 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, StdAggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 
+from ..graph._cache import keeps_graph
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import (
@@ -51,7 +53,15 @@ from ._checks import (
     why_not_message,
 )
 from ._explain import check_edge_rows
-from ._layer import FusedLayer, check_exported, edges_for_pyg, in_int64, with_own_code
+from ._layer import (
+    GIVEN,
+    MADE,
+    FusedLayer,
+    check_exported,
+    edges_for_pyg,
+    in_int64,
+    with_own_code,
+)
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
@@ -88,14 +98,25 @@ def _with_plain_list(
 ) -> tuple[object, ...]:
     """The arguments of a layer. What PyG's own calculates from a sorted list before `propagate`
     takes longer than from a plain one, which it gets where so few edges run its code."""
-    width, base = conv.__dict__.get('_width'), getattr(type(conv), '_base', None)
-    is_pygs = base is not None and base.__module__.startswith('torch_geometric.')
-    if width is not None and is_pygs and not conv.strict and isinstance(x, Tensor):
+    width = conv.__dict__.get('_width')
+    if width is not None and _is_pygs(conv) and not conv.strict and isinstance(x, Tensor):
         plain = edge_index.as_tensor()
         fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
         if fits and has_few_edges(plain, width, 'prepared message'):
             return x, plain, *more
     return x, edge_index, *more
+
+
+def _is_pygs(conv: MessagePassing) -> bool:
+    """Whether a layer is one of PyG, and its `forward` not the user's."""
+    return getattr(type(conv), '_base', type(conv)).__module__.startswith('torch_geometric.')
+
+
+def _is_list(value: object) -> bool:
+    """Whether an argument of a layer may be a list of edges."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:
@@ -202,6 +223,8 @@ class FusedPropagate(FusedLayer):
     def _fused_how(self) -> str | None:
         entry = self.__dict__.get('_fused_entry')
         in_blocks = entry is not None and entry.in_blocks
+        if self._last_run is None and '_last_run' in self.__dict__:
+            return 'nothing: its forward called no propagate'
         return 'blocks' if self._last_run == '' and in_blocks else super()._fused_how()
 
     def _fused_beside(self) -> str:
@@ -222,13 +245,15 @@ class FusedPropagate(FusedLayer):
 
     def _fused_note_edges(self, edge_index: object) -> None:
         own = self.__dict__
-        # Of a list that the layer makes itself, such as one with self-loops, the caller has no
-        # graph to prepare.
-        sorts = type(edge_index) is Tensor and '_call' in own
-        if sorts:
-            args, kwargs = own['_call']
-            sorts = id(edge_index) in map(id, (*args, *kwargs.values()))
-        own['_last_sorted'] = sorts
+        sorts, (args, kwargs) = '', own.get('_call', ((), {}))
+        given = [each for each in (*args, *kwargs.values()) if _is_list(each)]
+        if any(each is edge_index for each in given):
+            sorts = GIVEN if type(edge_index) is Tensor else ''
+        # PyG's layers have options that keep such a list, users change their own `forward`.
+        elif given and not _is_pygs(self) and not keeps_graph(edge_index):
+            sorts = MADE
+        if sorts or '_call' not in own or '_last_sorted' not in own:
+            own['_last_sorted'] = sorts
 
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:
@@ -323,10 +348,13 @@ class FusedPropagate(FusedLayer):
             args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
         before = own.pop('_last_run', None)
+        own.pop('_last_sorted', None)
         try:
             out = super().__call__(*args, **kwargs)
             if '_watched' in own:
                 own['_writes'] = any(x._version != version for x, version in own['_watched'])
+            if '_last_run' not in own and get_eval_frame_callback() is None:  # Nor compiled parts.
+                own['_last_run'] = None
             return out
         except Exception:
             if before is not None:  # The backward pass of a checkpoint ends a call so, in between.
@@ -593,6 +621,9 @@ def _collect(
     order = sizes[::-1] if conv.flow == 'source_to_target' else sizes  # destinations first
     given = [count for count in order if count is not None]
     if not given:
+        for (_, name), base, _, _ in names.ends:
+            if other.get(name) is not None:
+                raise Fallback(f"'{base}' is a {type(other[name]).__name__}, no tensor")
         raise Fallback('no input of nodes')
     num_dst, num_src = given[0], given[-1]
     if names.gathers:
@@ -635,10 +666,10 @@ def _collect_ends(
             if len(value) != 2:
                 raise Fallback(f"'{base}' has {len(value)} parts")
             for k, part in enumerate(value):
-                _note_size(conv, sizes, k, part)
+                _note_size(conv, sizes, k, base, part)
             value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
         if isinstance(value, Tensor):
-            _note_size(conv, sizes, dim, value)
+            _note_size(conv, sizes, dim, base, value)
             if conv.node_dim not in (0, -value.dim()):
                 value = value.movedim(conv.node_dim, 0)
             inputs[key] = value
@@ -720,14 +751,18 @@ def _graph(
     return graph
 
 
-def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: object) -> None:
+def _note_size(
+    conv: MessagePassing, sizes: list[int | None], dim: int, name: str, value: object
+) -> None:
     if isinstance(value, Tensor):
         if not -value.dim() <= conv.node_dim < value.dim():
-            raise Fallback(f'node_dim={conv.node_dim} of {value.dim()} dimensions')
+            shape = list(value.shape)
+            raise Fallback(f"'{name}' has shape {shape}, without node_dim={conv.node_dim}")
         if sizes[dim] is None:
             sizes[dim] = value.size(conv.node_dim)
         elif sizes[dim] != value.size(conv.node_dim):
-            raise Fallback('sizes that differ')
+            rows = value.size(conv.node_dim)
+            raise Fallback(f"'{name}' has {rows} nodes, others or size= say {sizes[dim]}")
 
 
 class _FusedBelow(FusedPropagate, MessagePassing):

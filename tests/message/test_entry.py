@@ -6,6 +6,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,6 +157,20 @@ def test_refusals_are_shared() -> None:
         cls._capture_new = make.__func__
     assert not makes
     assert 'sort' in why_pygs(first)
+
+
+@pytest.mark.parametrize('wraps', [lambda act: act, partial], ids=['itself', 'partial'])
+def test_refusals_are_of_one_function(wraps: Callable[[Any], Any]) -> None:
+    class Builtin(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return self.act(x_j - x_i)
+
+    for act in (torch.special.i0e, torch.tanh, torch.special.i0e, torch.erf):
+        conv = Builtin()
+        conv.act = wraps(act)
+        accelerate(conv)(torch.randn(N, C), edges())
+        refused = act is torch.special.i0e
+        assert why_pygs(conv).startswith('aten.special_i0e.default has no kernel') == refused
 
 
 def test_dropped_layers_are_freed() -> None:

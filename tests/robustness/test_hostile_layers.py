@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import OptTensor
 
-from pyg_fast import accelerate, nn, small_graphs, transforms
+from pyg_fast import accelerate, accelerate_report, nn, small_graphs, transforms
 from pyg_fast.graph import prepare_edge_index, set_group_sizes
 from pyg_fast.loader import FastNeighborLoader
 
@@ -458,6 +458,26 @@ class Misspelled(Forgets):
         return x_j * gates
 
 
+class NoFeatures(Forgets):
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return x_j * edge_attr
+
+
+class Pair(Forgets):
+    def message(self, x_j):  # type: ignore[no-untyped-def]
+        return x_j, 2 * x_j
+
+
+class Summed(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.sum(-1)
+
+
+class Joined(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.cat([x_i, (x_i - x_j).norm(dim=-1)], -1)
+
+
 class NoEnd(Forgets):
     def message(self, x: Tensor) -> Tensor:
         return x
@@ -469,7 +489,11 @@ class NoEnd(Forgets):
         (NoColumn, rf"'message' combines {IN} channels with \d+ numbers, .*\.unsqueeze\(-1\)"),
         (NoReturn, "'message' returns None: return a tensor"),
         (NoArgument, "'y' must be given to propagate, as 'message' takes 'y_j'"),
-        (Misspelled, "'gates' must be given to propagate, as 'message' takes 'gates'"),
+        (Misspelled, "'gates' must be given to propagate, as 'message' takes 'gates', got 'x', 'g"),
+        (NoFeatures, "'edge_attr' must be given to propagate, as .* 'edge_attr', got 'x', 'gate'$"),
+        (Pair, "'message' must return a tensor, got tuple"),
+        (Summed, r"'message' must return a row of channels .* got shape \[\d+\]: keepdim=True"),
+        (Joined, "'message' joins tensors of 2 and 1 dimensions: keepdim=True"),
         (NoEnd, "'x' must have shape .* got .*; features of nodes are 'x_i' or 'x_j' in 'message'"),
     ],
 )
@@ -481,6 +505,62 @@ def test_own_layer_names_what_it_forgets(
     gate = torch.rand(data.num_edges, device=device)
     with small_graphs(how), pytest.raises((TypeError, ValueError), match=f'^{text}'):
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
+
+
+class Nodes(pyg.MessagePassing):
+    """With what `forward` makes of nodes and edges."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make, self.table = make, torch.nn.Embedding(4, 1)
+
+    def forward(self, x: Tensor, edges: Tensor, kind: Tensor) -> Tensor:
+        return self.propagate(edges, x=x, feature=self.make(x), kind=kind)
+
+    def message(self, x_j: Tensor, feature_i: Tensor, kind: Tensor) -> Tensor:
+        return x_j * feature_i.flatten(1).sum(-1, keepdim=True) * self.table(kind)
+
+
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_own_layer_names_what_forward_makes(device: torch.device, raises: Any, how: str) -> None:
+    data = small_graph(device)
+    kind = torch.zeros(data.num_edges, device=device)
+    prepared = prepare_edge_index(data.edge_index, (NODES, NODES))[0]
+    wrong = {
+        r"'feature' must have shape .*, got \[80\]: feature.view\(-1, 1\)": lambda x: x[:, 0],
+        r"'node_dim' must be 0 for 'feature' of shape \[80, 3, 4\]": lambda x: x.view(-1, 3, 4),
+        r"'kind' must hold integers, got torch.float32: kind.long\(\)": lambda x: x,
+    }
+    for edges in (data.edge_index, prepared):
+        for text, make in wrong.items():
+            layer = accelerate(Nodes(make)).to(device)
+            with small_graphs(how), raises((TypeError, ValueError), match=f'^{text}'):
+                layer(data.x, edges, kind)
+
+
+def test_types_that_are_a_column_are_named(raises: Any) -> None:
+    """Rows of a table by them are as many as the square of the edges."""
+
+    class Columns(pyg.MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(5, IN))
+
+        def forward(self, x: Tensor, edge_index: Tensor, kind: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, edge_type=kind)
+
+        def message(self, x_j: Tensor, edge_type: Tensor) -> Tensor:
+            return x_j * self.table[edge_type]
+
+    conv, x = accelerate(Columns()), torch.randn(NODES, IN)
+    with small_graphs('kernel'):
+        conv(x, torch.randint(NODES, (2, 9)), torch.zeros(9, 1, dtype=torch.int64))
+        (report,) = accelerate_report(conv)
+        assert "perhaps as 'edge_type' has shape [num_edges, 1] (File" in report.reason
+        assert report.cure.startswith('edge_type.view(-1)')
+        count = 10**6
+        with raises(ValueError, match=r"'kind' must have shape \[num_edges\].*: kind.view\(-1\)"):
+            conv(x, torch.zeros(2, count, dtype=torch.int64), torch.zeros(count, 1).long())
 
 
 def test_own_layer_without_a_file(device: torch.device) -> None:
