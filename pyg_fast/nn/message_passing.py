@@ -279,7 +279,7 @@ class FusedPropagate(FusedLayer):
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
             own['_width'] = _width(self.node_dim, kwargs)
-            if not edge_index.is_cuda and _has_extremes(self):
+            if isinstance(edge_index, Tensor) and edge_index.is_cpu and _has_extremes(self):
                 own['_width'] = width_of_extremes(own['_width'])
         reason, plain = None, edge_index
         # PyG's code takes longer for one. A prepared graph has no list yet.

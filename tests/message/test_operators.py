@@ -81,9 +81,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'distance, 1': lambda a, b: F.pairwise_distance(a, b, 1.0).unsqueeze(-1) * b,
     'distance, no eps': lambda a, b: F.pairwise_distance(a, b, 2, 0.0, True) * b,
     'flip': lambda a, b: a.flip(1) * b.flip(-1),
-    'index of channels': lambda a, b: (
-        a[:, [1, 0, -1, 1]] * b.view(-1, 2, 2)[..., [1, 1]].flatten(1)
-    ),
+    'index of channels': lambda a, b: a[:, [1, 0, -1, 1]] * b.view(-1, 2, 2)[:, [1, 1]].flatten(1),
     'index of matrices': lambda a, b: a.view(-1, 2, 2)[:, [0, 0, 1], [1, -1, 0]] * b[:, [3]],
     'prod': lambda a, b: one_zero(a).prod(-1, keepdim=True) + b.view(-1, 2, 2).prod(1).repeat(1, 2),
     'cumsum': lambda a, b: a.cumsum(-1) * b.cumprod(-1) + one_zero(a).cumprod(1),

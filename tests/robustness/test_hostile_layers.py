@@ -528,9 +528,11 @@ def test_own_layer_names_what_forward_makes(device: torch.device, raises: Any, h
     prepared = prepare_edge_index(data.edge_index, (NODES, NODES))[0]
     wrong = {
         r"'feature' must have shape .*, got \[80\]: feature.view\(-1, 1\)": lambda x: x[:, 0],
-        r"'node_dim' must be 0 for 'feature' of shape \[80, 3, 4\]": lambda x: x.view(-1, 3, 4),
         r"'kind' must hold integers, got torch.float32: kind.long\(\)": lambda x: x,
     }
+    if device.type == 'cpu':  # PyG's code stops a GPU, whose indices nobody knows.
+        heads = r"'node_dim' must be 0 for 'feature' of shape \[80, 3, 4\]"
+        wrong[heads] = lambda x: x.view(-1, 3, 4)
     for edges in (data.edge_index, prepared):
         for text, make in wrong.items():
             layer = accelerate(Nodes(make)).to(device)
