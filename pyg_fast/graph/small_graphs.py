@@ -81,10 +81,10 @@ class _Limit(NamedTuple):
 # its step took 0.95 times ours with 15,000 edges of width 300, and 1.4 times with 1.5 M of width
 # 64.
 _LIMITS = {
-    ('message', False): _Limit(420_000, 20),
+    ('message', False): _Limit(500_000, 20),
     ('message', True): _Limit(56_000_000, 0),
     ('narrow message', False): _Limit(560_000, 0),
-    ('prepared message', False): _Limit(260_000, 20),
+    ('prepared message', False): _Limit(340_000, 20),
     ('narrow prepared message', False): _Limit(400_000, 0),
     ('prepared message', True): _Limit(56_000_000, 0),
     ('sum', False): _Limit(200_000, 50),
@@ -118,11 +118,18 @@ _LIGHT = {
 # Kernels of a CPU take as long for fewer numbers of an edge as for so many, PyG's code does not.
 _NARROW = 5
 
-# PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs.
-_OF_MLP = {False: 5, True: 2.25}
-# And on a CPU for a maximum or minimum; and for a sum by weights of edges or by a softmax, for
-# which it takes longer and a kernel does not.
+# PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs on
+# a GPU. On a CPU it takes that of one with so many columns: the square by so much, and so many.
+_OF_MLP = 2.25
+_SQUARE_OF_MLP, _MORE_OF_MLP = 16, 10
+# On a CPU it takes so many times that of others for a maximum or minimum; and for a sum by weights
+# of edges or by a softmax, for which it takes longer and a kernel does not.
 _OF_EXTREMES, _OF_WEIGHTS = 3.5, 2.0
+
+
+def is_narrow(width: int) -> bool:
+    """Whether kernels of a CPU take as long for a wider message."""
+    return width < _NARROW
 
 
 def width_of_extremes(width: int) -> int:
@@ -132,7 +139,7 @@ def width_of_extremes(width: int) -> int:
 
 def width_of_weights(width: int) -> int:
     """The same of a sum by weights of edges or by a softmax."""
-    return _width_times(width, _OF_WEIGHTS) if width >= _NARROW else width
+    return width if is_narrow(width) else _width_times(width, _OF_WEIGHTS)
 
 
 def _width_times(width: int, times: float) -> int:
@@ -143,17 +150,9 @@ def _width_times(width: int, times: float) -> int:
 def width_of_mlp(width: int, on_gpu: bool) -> int:
     """The width of a message, for the limits of edges, that has linear maps of values computed for
     each edge; `width` is that of its inputs."""
-    return int(_OF_MLP[on_gpu] * width)
-
-
-def may_be_mlp(edge_index: Tensor, width: int, kind: str) -> bool:
-    """Whether a list of edges that is short for a message may be none for an MLP."""
-    return not has_few_edges(edge_index, width_of_mlp(width, edge_index.is_cuda), kind)
-
-
-def may_have_weights(edge_index: Tensor, width: int, kind: str) -> bool:
-    """The same for a sum by weights, on a CPU."""
-    return not has_few_edges(edge_index, width_of_weights(width), kind)
+    if on_gpu:
+        return int(_OF_MLP * width)
+    return width * width // _SQUARE_OF_MLP + _MORE_OF_MLP
 
 
 def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool:
@@ -168,8 +167,8 @@ def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool
     if not isinstance(edge_index, Tensor):
         return False
     narrow = f'narrow {kind}', edge_index.is_cuda
-    is_narrow = width < _NARROW and narrow in _LIMITS
-    product, more = _LIMITS[narrow if is_narrow else (kind, edge_index.is_cuda)]
+    by = narrow if is_narrow(width) and narrow in _LIMITS else (kind, edge_index.is_cuda)
+    product, more = _LIMITS[by]
     shape = edge_index.shape
     is_list = len(shape) == 2 and shape[0] == 2  # Else an error says what it must be.
     return is_list and shape[1] * (width + more) < product and _may_run_pygs(edge_index)

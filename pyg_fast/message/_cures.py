@@ -53,8 +53,8 @@ _CURES = [
     (r'^a cumulative sum of', 'x @ self.sums with a buffer torch.ones(c, c).triu()'),
     (r'^a (cumulative )?product of', 'sums of logarithms of positive numbers: '
      'x.log().sum(-1).exp()'),
-    (r'^aten\.(bucketize|searchsorted)', 'a sum of comparisons with a buffer: '
-     '(x.unsqueeze(-1) > self.bounds).sum(-1)'),
+    (r'^aten\.(bucketize|searchsorted)', 'bucket=torch.bucketize(x, bounds) in '
+     'forward, given to propagate'),
     (r'^aten\.(sort|topk|kthvalue|median|nanmedian|mode|argmax|argmin|argsort|msort)\b',
      'amax and amin for the largest and smallest channel; the operation in forward where it reads '
      'nodes or features of edges alone'),

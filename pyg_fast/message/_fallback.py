@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # `_last_error` what it raised.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_width', '_widest_map', '_of_mlp', '_work', '_in_memory', '_marks',
-    '_direct', '_last_compiled', '_last_sorted', '_last_error',
+    '_one_sum', '_maps_reason', '_columns', '_width', '_widest_map', '_of_mlp', '_work',
+    '_in_memory', '_marks', '_direct', '_last_compiled', '_last_sorted', '_last_error',
 )  # fmt: skip
 
 

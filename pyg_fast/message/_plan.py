@@ -117,6 +117,12 @@ class Plan(NamedTuple):
         return 4 * own > 3 * (own + hoisted)
 
     @property
+    def columns(self) -> int:
+        """The most numbers of an edge that are read of a node or aggregated."""
+        of_nodes = [math.prod(each.shape) for each in self.inputs if each.role in ('src', 'dst')]
+        return max(self.width, *of_nodes, 1)
+
+    @property
     def has_weights(self) -> bool:
         """Whether it sums values by weights of edges alone, or by a softmax."""
         return bool(self.softmaxes) or weighted_sum(self) is not None
@@ -131,8 +137,12 @@ class Plan(NamedTuple):
         """Whether torch computes the linear maps for training, and keeps their values: it is faster
         than tiles or blocks of a GPU, which compute maps of features of edges twice. Of random
         numbers, kernels know their own alone."""
-        if not (self.on_cuda and (self.in_tiles or self.in_blocks) and self.repeats_work):
-            return False
+        in_kernel = self.on_cuda and (self.in_tiles or self.in_blocks)
+        return in_kernel and self.repeats_work and self.maps_edges_alone
+
+    @property
+    def maps_edges_alone(self) -> bool:
+        """Whether its linear maps take features of edges alone, and no random numbers."""
         before = [self.message[at] for at in self.message.reachable(self._reachable_maps())]
         loads = {value.attrs[0] for value in before if value.op in ('load', 'lookup')}
         return loads <= {'edge', 'param'} and all(value.op != 'keep' for value in before)

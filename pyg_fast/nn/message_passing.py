@@ -21,8 +21,7 @@ from ..graph.small_graphs import (
     TOO_FEW,
     has_few_columns,
     has_few_edges,
-    may_be_mlp,
-    may_have_weights,
+    is_narrow,
     reason_of,
     runs_pygs_code,
     width_of_extremes,
@@ -130,14 +129,22 @@ def _width(node_dim: int, kwargs: dict[str, object]) -> int:
     return width
 
 
-def _width_of_plan(plan: Plan, width: int, on_gpu: bool) -> int:
-    """The width of a message, for the limits of edges, of which that of its inputs was known."""
-    if plan.is_mlp:
-        width = width_of_mlp(width, on_gpu)
+def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> int:
+    """The width of a message, for the limits of edges: by that of its inputs, and by its plan once
+    that is known."""
+    width: int = conv.__dict__.get('_columns', 1)
     if on_gpu:
-        return width
-    width = max(width, plan.width)
-    return width_of_weights(width) if plan.has_weights else width
+        return width_of_mlp(width, True) if plan is not None and plan.is_mlp else width
+    has_extremes = _has_extremes(conv)
+    if plan is not None:
+        if is_narrow(plan.columns) and not has_extremes:
+            return plan.columns  # However wide the features of edges are.
+        width = max(width, plan.width)
+        if plan.is_mlp and not plan.maps_edges_alone:
+            width = width_of_mlp(width, False)
+        elif plan.has_weights:
+            width = width_of_weights(width)
+    return width_of_extremes(width) if has_extremes else width
 
 
 def _has_extremes(conv: MessagePassing) -> bool:
@@ -149,16 +156,18 @@ def _has_extremes(conv: MessagePassing) -> bool:
 def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
     """Whether edges that are few for a message as wide as its inputs may be none for one that maps
     them or weights them; a first call of its kernel tells."""
-    width = conv.__dict__['_width']
-    if not edge_index.is_cuda:
-        widest = conv.__dict__.get('_widest_map')
-        if widest is None:  # Asked at every call of few edges.
-            widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
-            widest = conv.__dict__['_widest_map'] = max(widths, default=0)
-        if widest == 0:
-            return may_have_weights(edge_index, width, kind)
-        width = max(width, widest)
-    return may_be_mlp(edge_index, width, kind)
+    own = conv.__dict__
+    columns = own['_columns']
+    if edge_index.is_cuda:
+        return not has_few_edges(edge_index, width_of_mlp(columns, True), kind)
+    if '_widest_map' not in own:  # Asked at every call of few edges.
+        widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
+        own['_widest_map'] = max(widths, default=0)
+    most = width_of_weights(columns)
+    if own['_widest_map'] > 0:
+        most = max(most, width_of_mlp(max(columns, own['_widest_map']), False))
+    most = width_of_extremes(most) if _has_extremes(conv) else most
+    return not has_few_edges(edge_index, most, kind)
 
 
 def _reads_ptr(conv: MessagePassing) -> bool:
@@ -278,9 +287,9 @@ class FusedPropagate(FusedLayer):
         own = self.__dict__
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
-            own['_width'] = _width(self.node_dim, kwargs)
-            if isinstance(edge_index, Tensor) and edge_index.is_cpu and _has_extremes(self):
-                own['_width'] = width_of_extremes(own['_width'])
+            own['_columns'] = _width(self.node_dim, kwargs)
+            on_gpu = isinstance(edge_index, Tensor) and edge_index.is_cuda
+            own['_width'] = _width_for_limits(self, None, on_gpu)
         reason, plain = None, edge_index
         # PyG's code takes longer for one. A prepared graph has no list yet.
         if has_list(edge_index):
@@ -568,7 +577,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     own, plan = conv.__dict__, entry.last
     if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
         own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
-        own['_width'] = _width_of_plan(plan, own.get('_width', 1), edge_index.is_cuda)
+        own['_width'] = _width_for_limits(conv, plan, edge_index.is_cuda)
     for rank in {out.dim() for out in outs}:
         if rank < -node_dim and not captures:  # PyG raises an error.
             raise Fallback(f'a message of {rank} dimensions')
