@@ -22,6 +22,7 @@ from torch.nn.functional import gumbel_softmax
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
+    MLP,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -945,6 +946,21 @@ def test_the_reason_for_numpy_is_the_users() -> None:
 )
 def test_cures_fit_the_layer(layer: Callable[[], MessagePassing], helps: str) -> None:
     assert pyg_fast.accelerate_report(layer())[0].cure.startswith(helps)
+
+
+def test_pygs_norm_of_all_edges_is_told() -> None:
+    class Normed(Told):
+        def __init__(self) -> None:
+            super().__init__('')
+            self.net = MLP([16, 8, 8], norm='layer_norm')
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return self.net(torch.cat([x_i, x_j], dim=-1))
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Normed()), graph()
+    with pyg_fast.small_graphs('kernel'):
+        layer(x, edge_index)
+    assert "norm_kwargs=dict(mode='node')" in pyg_fast.accelerate_report(layer)[0].cure
 
 
 def test_a_message_with_a_network_a_norm_and_detach_runs_on_a_kernel() -> None:

@@ -165,9 +165,17 @@ _CURES = [
 ]  # fmt: skip
 
 
+_OF_LAYER_NORM = (
+    "torch.nn.LayerNorm, or norm_kwargs=dict(mode='node') of an MLP: PyG's LayerNorm takes mean and "
+    'variance of all edges together'
+)
+
+
 def cure_of(reason: str) -> str:
     """What helps against a reason for PyG's code; a page of the manual where nothing else does."""
-    what = reason.partition(' (File ')[0]  # The user's code may hold any word.
+    what, _, place = reason.partition(' (File ')  # The user's code may hold any word.
+    if re.match(r'"[^"]*torch_geometric.nn.norm.layer_norm\.py"', place):
+        return _OF_LAYER_NORM
     for pattern, cure in _CURES:
         if re.search(pattern, what):
             return cure
