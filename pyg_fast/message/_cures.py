@@ -166,8 +166,8 @@ _CURES = [
 
 
 _OF_LAYER_NORM = (
-    "torch.nn.LayerNorm, or norm_kwargs=dict(mode='node') of an MLP: PyG's LayerNorm takes mean and "
-    'variance of all edges together'
+    "torch.nn.LayerNorm, or norm_kwargs=dict(mode='node') of an MLP: PyG's LayerNorm takes mean "
+    'and variance of all edges together'
 )
 
 
