@@ -124,8 +124,9 @@ _NARROW = 5
 _OF_MLP = 2.25
 _SQUARE_OF_MLP, _MORE_OF_MLP = 16, 10
 # On a CPU it takes so many times that of others for a maximum or minimum; and for a sum by weights
-# of edges or by a softmax, for which it takes longer and a kernel does not.
-_OF_EXTREMES, _OF_WEIGHTS = 3.5, 2.0
+# of edges or by a softmax, for which it takes longer and a kernel does not. Values of edges that an
+# attribute keeps take a kernel longer.
+_OF_EXTREMES, _OF_WEIGHTS, _OF_KEPT = 3.5, 2.0, 0.5
 
 
 def is_narrow(width: int) -> bool:
@@ -141,6 +142,11 @@ def width_of_extremes(width: int) -> int:
 def width_of_weights(width: int) -> int:
     """The same of a sum by weights of edges or by a softmax."""
     return width if is_narrow(width) else _width_times(width, _OF_WEIGHTS)
+
+
+def width_of_kept(width: int) -> int:
+    """The same of a message that keeps values of edges."""
+    return max(_NARROW, _width_times(width, _OF_KEPT))
 
 
 def _width_times(width: int, times: float) -> int:

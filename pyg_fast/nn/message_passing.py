@@ -25,6 +25,7 @@ from ..graph.small_graphs import (
     reason_of,
     runs_pygs_code,
     width_of_extremes,
+    width_of_kept,
     width_of_mlp,
     width_of_weights,
 )
@@ -144,6 +145,7 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
             width = width_of_mlp(width, False)
         elif plan.has_weights:
             width = width_of_weights(width)
+        width = width_of_kept(width) if plan.num_written > 0 else width
     return width_of_extremes(width) if has_extremes else width
 
 

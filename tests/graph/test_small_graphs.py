@@ -179,8 +179,14 @@ class Weighted(Own):
         return x_j
 
 
+class Keeps(Own):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        self.kept = torch.sigmoid(x_i) * x_j
+        return self.kept * x_j
+
+
 @pytest.mark.parametrize(('conv', 'times'), [
-    (Own(), 1), (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5),
+    (Own(), 1), (Keeps(), 13 / 14), (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5),
 ])  # fmt: skip
 def test_many_edges(conv: Own, times: float) -> None:
     """By edges and width: kernels run, for sums by weights and for maxima earlier."""
