@@ -346,10 +346,13 @@ def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> 
             )
     inside = _in_message(conv, frames)
     for name in sorted(_read_by_message(conv)) if inside else ():
-        if inside[-1].f_locals.get(name) is inspect.Parameter.empty:  # What PyG gives for it.
+        value = inside[-1].f_locals.get(name, 0)
+        if value is inspect.Parameter.empty:  # What PyG gives for it.
             raise OptionError(
                 f"'{name}' must be given to propagate, as 'message' takes '{name}', got {names}"
             )
+        if value is None and 'NoneType' in text:
+            raise OptionError(f"'{name}' must be a tensor, as 'message' computes with it, got None")
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None and inside:
         raise ShapeError(

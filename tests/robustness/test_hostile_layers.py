@@ -463,6 +463,14 @@ class NoFeatures(Forgets):
         return x_j * edge_attr
 
 
+class NoTensor(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, gate=None)
+
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return x_j * gate
+
+
 class Pair(Forgets):
     def message(self, x_j):  # type: ignore[no-untyped-def]
         return x_j, 2 * x_j
@@ -491,6 +499,7 @@ class NoEnd(Forgets):
         (NoArgument, "'y' must be given to propagate, as 'message' takes 'y_j'"),
         (Misspelled, "'gates' must be given to propagate, as 'message' takes 'gates', got 'x', 'g"),
         (NoFeatures, "'edge_attr' must be given to propagate, as .* 'edge_attr', got 'x', 'gate'$"),
+        (NoTensor, "'gate' must be a tensor, as 'message' computes with it, got None"),
         (Pair, "'message' must return a tensor, got tuple"),
         (Summed, r"'message' must return a row of channels .* got shape \[\d+\]: keepdim=True"),
         (Joined, "'message' joins tensors of 2 and 1 dimensions: keepdim=True"),
