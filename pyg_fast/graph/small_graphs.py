@@ -173,9 +173,10 @@ def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool
     """
     if not isinstance(edge_index, Tensor):
         return False
-    narrow = f'narrow {kind}', edge_index.is_cuda
-    by = narrow if is_narrow(width) and narrow in _LIMITS else (kind, edge_index.is_cuda)
-    product, more = _LIMITS[by]
+    limit = _LIMITS[kind, edge_index.is_cuda]
+    if is_narrow(width):
+        limit = _LIMITS.get((f'narrow {kind}', edge_index.is_cuda), limit)
+    product, more = limit
     shape = edge_index.shape
     is_list = len(shape) == 2 and shape[0] == 2  # Else an error says what it must be.
     return is_list and shape[1] * (width + more) < product and _may_run_pygs(edge_index)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 # current one, in which a layer may propagate several times, `_graphs` its graphs, `_watched` its
 # inputs with their versions, and `_writes` whether the first call wrote into them. `_in_memory`
 # is a number of edges up to which PyG's code runs, whether in training, on a GPU, and why.
-# `_width` is how wide a message is for the limits of few edges, `_widest_map` that of the layer's
-# linear maps; `_of_mlp` says whether it is an MLP, once `_width` counts what a kernel aggregates;
-# `_work` is how much it computes on a CPU. `_last_compiled` is what runs in compiled code, as
-# `_last_run` in eager calls, of which `_last_sorted` tells whether the last one sorted edges,
-# `_last_error` what it raised.
+# `_columns` is the widest input, `_width` how wide that makes a message for the limits of few
+# edges, `_most_width` how wide it may be until its plan is known; `_of_mlp` says whether it is an
+# MLP, once `_width` counts what a kernel aggregates; `_work` is how much it computes on a CPU.
+# `_last_compiled` is what runs in compiled code, as `_last_run` in eager calls, of which
+# `_last_sorted` tells which edges the last one sorted, `_last_error` what it raised.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_columns', '_width', '_widest_map', '_of_mlp', '_work',
+    '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_of_mlp', '_work',
     '_in_memory', '_marks', '_direct', '_last_compiled', '_last_sorted', '_last_error',
 )  # fmt: skip
 

@@ -200,6 +200,7 @@ class Passes:
         self.derives_twice = False  # whether a backward pass ran with create_graph=True
         if of is not None:
             self.multiples = of.multiples
+        self.may_keep_maps = plan.may_keep_maps  # found once: it is asked at every call
         self.has_variance = plan.outputs[-1].reduce == 'var'
         # The results that the backward pass reads: all multiples of a softmax, or the mean that
         # belongs to a variance.
@@ -322,15 +323,6 @@ class Passes:
     @_memoize
     def _repeats_wide_maps(self) -> bool:
         return self.plan.repeats_work and self.plan.has_wide_maps
-
-    @property
-    def may_keep_maps(self) -> bool:
-        """:attr:`Plan.may_keep_maps`."""
-        return self._may_keep_maps()
-
-    @_memoize
-    def _may_keep_maps(self) -> bool:
-        return self.plan.may_keep_maps
 
     @property
     def map_gradients(self) -> MapGradients | None:

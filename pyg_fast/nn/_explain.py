@@ -3,6 +3,7 @@ PyG's, torch's, or a kernel's."""
 
 import functools
 import inspect
+import linecache
 import re
 import traceback
 import warnings
@@ -262,6 +263,11 @@ def _in_message(conv: Any, frames: Sequence[FrameType]) -> list[FrameType]:
     return [frame for frame in frames if frame.f_code is code]
 
 
+def _line(frame: FrameType) -> str:
+    """The line at which a call ended."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
 def _edges(frames: Sequence[FrameType]) -> object:
     """The edges with which a layer called `propagate`."""
     of = (frame.f_locals for frame in frames if frame.f_code.co_name == 'propagate')
@@ -351,7 +357,7 @@ def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> 
             raise OptionError(
                 f"'{name}' must be given to propagate, as 'message' takes '{name}', got {names}"
             )
-        if value is None and 'NoneType' in text:
+        if value is None and 'NoneType' in text and re.search(rf'\b{name}\b', _line(inside[-1])):
             raise OptionError(f"'{name}' must be a tensor, as 'message' computes with it, got None")
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None and inside:

@@ -162,14 +162,13 @@ def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
     columns = own['_columns']
     if edge_index.is_cuda:
         return not has_few_edges(edge_index, width_of_mlp(columns, True), kind)
-    if '_widest_map' not in own:  # Asked at every call of few edges.
-        widths = (each.out_features for each in conv.modules() if isinstance(each, Linear))
-        own['_widest_map'] = max(widths, default=0)
-    most = width_of_weights(columns)
-    if own['_widest_map'] > 0:
-        most = max(most, width_of_mlp(max(columns, own['_widest_map']), False))
-    most = width_of_extremes(most) if _has_extremes(conv) else most
-    return not has_few_edges(edge_index, most, kind)
+    if '_most_width' not in own:  # Asked at every call of few edges.
+        most = width_of_weights(columns)
+        widths = [each.out_features for each in conv.modules() if isinstance(each, Linear)]
+        if widths:
+            most = max(most, width_of_mlp(max(columns, *widths), False))
+        own['_most_width'] = width_of_extremes(most) if _has_extremes(conv) else most
+    return not has_few_edges(edge_index, own['_most_width'], kind)
 
 
 def _reads_ptr(conv: MessagePassing) -> bool:
@@ -257,11 +256,11 @@ class FusedPropagate(FusedLayer):
     def _fused_note_edges(self, edge_index: object) -> None:
         own = self.__dict__
         sorts, (args, kwargs) = '', own.get('_call', ((), {}))
-        given = [each for each in (*args, *kwargs.values()) if _is_list(each)]
+        given = (*args, *kwargs.values())
         if any(each is edge_index for each in given):
-            sorts = GIVEN if type(edge_index) is Tensor else ''
+            sorts = GIVEN if type(edge_index) is Tensor and _is_list(edge_index) else ''
         # PyG's layers have options that keep such a list, users change their own `forward`.
-        elif given and not _is_pygs(self) and not keeps_graph(edge_index):
+        elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(_is_list, given)):
             sorts = MADE
         if sorts or '_call' not in own or '_last_sorted' not in own:
             own['_last_sorted'] = sorts

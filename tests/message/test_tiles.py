@@ -5,6 +5,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import pytest
@@ -603,6 +604,46 @@ def test_maps_of_edges_alone_are_kept(x: Tensor, limits: Callable[..., None]) ->
         assert 'message_tiles' in names
     for mine, theirs in zip(found, results(layer, args), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_maps_of_edges_alone_are_kept_in_compiled_code(
+    x: Tensor, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan = _replace.make_plan
+
+    def plan_on_gpu(captured: Any, *args: Any) -> Any:
+        return make_plan(dataclasses.replace(captured, on_cuda=True), *args)
+
+    limits(few_edges=(0, 0))
+    monkeypatch.setattr(_replace, 'make_plan', plan_on_gpu)
+    monkeypatch.setattr(pyg_fast._compile, 'backend', Backend())
+    layer = Filter()
+    args = as_type([x, edges(), torch.randn(E, 2)], torch.float32, CPU)
+    with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
+        ours = pyg_fast.compile(copy.deepcopy(layer), fullgraph=True)
+        found = results(ours, args)
+    assert set(names) == {'message_pass'}
+    for mine, theirs in zip(found, results(layer, args), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('spills', [48, 49])
+def test_fewer_warps_where_their_registers_suffice(
+    spills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, more = _tiles.Form(4, 2), _tiles.Form(8, 1)
+    source = _tiles.TileSource(f'# {spills}', (), (few, more), (), {}, {}, 0)
+    compiled = []
+
+    def compile_form(text: str, name: str, num_warps: int, *args: Any) -> Any:
+        compiled.append((num_warps, args[-1]))
+        return SimpleNamespace(n_spills=spills)
+
+    monkeypatch.setattr(_tiles_cuda._cuda, 'compiled_kernel', compile_form)
+    for _ in range(2):
+        chosen = _tiles_cuda._choose_form(source, [torch.ones(1)], (), ())
+        assert chosen == (few if spills == 48 else more)
+    assert compiled == [(4, 255)]  # once
 
 
 def test_mlps_of_few_edges(
