@@ -340,7 +340,8 @@ def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> 
     """Raises for what an own message forgets: to return, an argument, or a column of numbers."""
     text, frames = str(error), _frames(error)
     _check_result(conv, frames, text)
-    names = ', '.join(f"'{name}'" for name in _propagated(frames)) or 'none'
+    propagated = _propagated(frames)
+    names = ', '.join(f"'{name}'" for name in propagated) or 'none'
     found = re.search(r"^name '(\w+)' is not defined|local variable '(\w+)'", text)
     if found is not None and frames[-1].f_code.co_name in ('collect', 'propagate'):
         name = found[1] or found[2]
@@ -357,7 +358,9 @@ def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> 
             raise OptionError(
                 f"'{name}' must be given to propagate, as 'message' takes '{name}', got {names}"
             )
-        if value is None and 'NoneType' in text and re.search(rf'\b{name}\b', _line(inside[-1])):
+        is_given = name in propagated or name[:-2] in propagated
+        is_read = re.search(rf'\b{name}\b', _line(inside[-1]))
+        if value is None and 'NoneType' in text and is_given and is_read:
             raise OptionError(f"'{name}' must be a tensor, as 'message' computes with it, got None")
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None and inside:
