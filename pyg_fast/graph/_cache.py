@@ -162,6 +162,11 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
     return cache
 
 
+def forget(edge_index: EdgeIndex) -> None:
+    """Drops what is cached of an EdgeIndex."""
+    edge_index.__dict__.pop(_CACHE, None)
+
+
 def look_up(edge_index: EdgeIndex, request: Request) -> Any:
     """A value that the current stream may read, or None."""
     if torch.compiler.is_compiling():

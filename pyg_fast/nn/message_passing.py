@@ -17,6 +17,7 @@ from torch_geometric.typing import Adj, OptTensor, Size
 from ..graph._cache import keeps_graph
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
+from ..graph.readable import readable
 from ..graph.small_graphs import (
     TOO_FEW,
     has_few_columns,
@@ -356,6 +357,10 @@ class FusedPropagate(FusedLayer):
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]):
             args = _with_plain_list(self, *args)
+        is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
+        if is_eager:
+            args = tuple([readable(value) for value in args])
+            kwargs = {name: readable(value) for name, value in kwargs.items()}
         own['_call'] = args, kwargs
         before = own.pop('_last_run', None)
         own.pop('_last_sorted', None)
@@ -363,7 +368,7 @@ class FusedPropagate(FusedLayer):
             out = super().__call__(*args, **kwargs)
             if '_watched' in own:
                 own['_writes'] = any(x._version != version for x, version in own['_watched'])
-            if '_last_run' not in own and get_eval_frame_callback() is None:  # Nor compiled parts.
+            if '_last_run' not in own and is_eager:
                 own['_last_run'] = None
             return out
         except Exception:

@@ -17,6 +17,7 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.graph import PreparedGraph
+from pyg_fast.graph.readable import ReadableEdgeIndex
 from pyg_fast.message._run import SLOWER_TWICE
 from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv, gat
 from pyg_fast.nn.message_passing import FusedMessagePassing
@@ -73,7 +74,7 @@ def test_forward_of_pyg_gets_a_plain_list(
     for _ in range(2):
         torch.testing.assert_close(fast(nodes, prepared), conv(nodes, edges))
     is_plain = num_edges == EDGES and num_src == NODES
-    assert seen[::2] == [EdgeIndex, Tensor if is_plain else EdgeIndex]
+    assert seen[::2] == [ReadableEdgeIndex, Tensor if is_plain else ReadableEdgeIndex]
 
 
 class Sorts(pyg.MessagePassing):
