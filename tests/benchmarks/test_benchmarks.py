@@ -316,6 +316,20 @@ def test_edge_mlp(tmp_path: Path) -> None:
             assert cell['results']['ours, prepared']['error'] <= 1
 
 
+def test_few_edges(tmp_path: Path) -> None:
+    report, markdown, _ = run('few_edges', tmp_path, '--layers', 'self-loops,attention')
+    check_report(report, markdown)
+    (section,) = report['sections']
+    assert [cell['graph'] for cell in section['cells']] == ['self-loops', 'attention']
+    for cell in section['cells']:
+        assert set(cell['facts']) == {
+            'ours, edge_index / best choice',
+            'ours, prepared / best choice',
+        }
+        assert len(cell['results']) == 5
+        assert cell['results']['ours, prepared, kernels']['error'] <= 1
+
+
 def test_attention(
     tmp_path: Path, compiled: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
