@@ -50,18 +50,16 @@ class ReadableEdgeIndex(EdgeIndex):
         return _view(self, EdgeIndex).__reduce_ex__(protocol)
 
 
-def readable(value: object) -> object:
-    """An argument of a layer; an EdgeIndex as :class:`ReadableEdgeIndex`, which shares all that is
-    known of it: what is found out or changed of the one holds for the other."""
-    if not isinstance(value, EdgeIndex) or type(value) is not EdgeIndex:
-        return value
+def readable(edge_index: EdgeIndex) -> EdgeIndex:
+    """The same edges as a :class:`ReadableEdgeIndex`, which shares all that is known of them: what
+    is found out or changed of the one holds for the other."""
     # Caches know an EdgeIndex by its version: that of a new one is 0.
-    if value.is_inference() or value._version != 0:
-        return value
+    if edge_index.is_inference() or edge_index._version != 0:
+        return edge_index
     if not torch.is_inference_mode_enabled():
-        return _view(value, ReadableEdgeIndex)
+        return _view(edge_index, ReadableEdgeIndex)
     with torch.inference_mode(False):
-        return _view(value, ReadableEdgeIndex)
+        return _view(edge_index, ReadableEdgeIndex)
 
 
 def _view(edge_index: EdgeIndex, cls: type[EdgeIndex]) -> EdgeIndex:

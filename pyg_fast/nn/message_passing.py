@@ -359,8 +359,10 @@ class FusedPropagate(FusedLayer):
             args = _with_plain_list(self, *args)
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:
-            args = tuple([readable(value) for value in args])
-            kwargs = {name: readable(value) for name, value in kwargs.items()}
+            args = tuple([readable(x) if type(x) is EdgeIndex else x for x in args])
+            for name, x in kwargs.items():
+                if type(x) is EdgeIndex:
+                    kwargs[name] = readable(x)
         own['_call'] = args, kwargs
         before = own.pop('_last_run', None)
         own.pop('_last_sorted', None)
