@@ -918,14 +918,14 @@ def test_the_line_of_a_size_that_is_a_number() -> None:
 def test_the_reason_for_numpy_is_the_users() -> None:
     class ToldNumPy(Told):
         def message(self, x_j: Tensor) -> Tensor:
-            return torch.from_numpy(x_j.numpy() > 0).float()
+            return torch.from_numpy(x_j.numpy() % 0.3).float()
 
     layer, (x, edge_index) = pyg_fast.accelerate(ToldNumPy('')), graph()
     with pyg_fast.small_graphs('kernel'):
         layer(x[:, :8].contiguous(), edge_index)
     (report,) = pyg_fast.accelerate_report(layer)
     assert report.reason.startswith('message converts to NumPy (File ')
-    assert report.reason.endswith('return torch.from_numpy(x_j.numpy() > 0).float())')
+    assert report.reason.endswith('return torch.from_numpy(x_j.numpy() % 0.3).float())')
     assert report.cure == "torch's operations in place of NumPy's"
 
 

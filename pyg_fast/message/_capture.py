@@ -49,6 +49,8 @@ class CapturedMessage:
     key: str  # the canonical text
     on_cuda: bool
     numbers: tuple[int, ...] = field(default=(), compare=False)  # parameters that are Python floats
+    # Parameters that the message makes of numbers, behind the arguments of the captured function.
+    constants: tuple[Tensor, ...] = field(default=(), compare=False)
     # By aggregations: what an entry prepared for the message.
     passes: dict[tuple[str, ...], 'Passes'] = field(default_factory=dict, compare=False)
 
@@ -111,7 +113,8 @@ def backend(graph: GraphModule, examples: list[object]) -> Callable[..., tuple[o
     given = [Written(outs.index(node)) if node in kept else None for node in outs]
 
     def return_message(*args: Tensor) -> tuple[object, ...]:
-        return (*given[:place], (captured, args), *given[place + 1 :])
+        arguments = (*args, *captured.constants)
+        return (*given[:place], (captured, arguments), *given[place + 1 :])
 
     return return_message
 
@@ -577,6 +580,9 @@ def read_message(
     if any(program[each.at].dtype == 'bool' for each in reduced):
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
+    for each in parser.constants:
+        key += f'\n{each.dtype} {each.tolist()}'
     return CapturedMessage(
-        program, reduced, rows, tuple(written), parser.num_dropouts, autocast, key, on_cuda, numbers
-    )
+        program, reduced, rows, tuple(written), parser.num_dropouts, autocast, key, on_cuda,
+        numbers, tuple(parser.constants),
+    )  # fmt: skip

@@ -41,8 +41,8 @@ _CURES = [
     (r'^aten\.(tril|triu)\b', 'a product with a mask that is a buffer, as of '
      'torch.ones(4, 4).tril()'),
     (r'aten\.(arange|linspace|full|ones|zeros|eye)\b|a constant tensor', 'a buffer of the '
-     "layer: self.register_buffer('steps', torch.arange(8.)), for one_hot(edge_type, 5) rows "
-     'self.eye[edge_type] of torch.eye(5); for channels a list of numbers, x_j[:, [2, 0, 1]]'),
+     "layer: self.register_buffer('steps', torch.arange(1024.)); for channels a list of numbers, "
+     'x_j[:, [2, 0, 1]]'),
     (r'^aten\.erfc', '1 - torch.erf(x), which is less exact where it is small'),
     (r'^aten\.(remainder|fmod)|^a remainder of', 'x - c * torch.floor(x / c) for x % c, and '
      'x - c * torch.round(x / c) for the nearest image in a period c'),

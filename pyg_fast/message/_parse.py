@@ -47,6 +47,9 @@ _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin':
 _ATTENTION = 'nn.MultiheadAttention in message has no kernel'
 _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
 _CONSTANT = 'a constant tensor made in message'
+# Operators that make tensors of numbers alone, as `arange` is decomposed.
+_MAKERS = {torch.ops.prims.iota.default, aten.linspace.default, aten.eye.default, aten.eye.m}
+_EXACT = 2**24  # Smaller integers are numbers of float32.
 _MAX_COLUMNS = 128  # Each is a value of its own.
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
 
@@ -61,6 +64,25 @@ def _reads(*targets: object) -> Callable[[_M], _M]:
     return register
 
 
+def _is_float_of(node: Node) -> bool:
+    """Whether an operator takes integers to floats one by one."""
+    meta = node.meta.get('val')
+    is_pointwise = node.target in CAST or node.target in BINARY_OPS
+    return is_pointwise and isinstance(meta, Tensor) and meta.is_floating_point()
+
+
+def _small(made: Tensor) -> Tensor:
+    """Integers as numbers of a type that holds them exactly, for arithmetic and comparisons."""
+    is_integer = not made.is_floating_point() and made.dtype != torch.bool
+    is_small = is_integer and made.numel() > 0 and int(made.abs().max()) < _EXACT
+    return made.float() if is_small else made
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    alike = one.dtype == other.dtype and one.shape == other.shape and one.device == other.device
+    return alike and bool(one.equal(other))
+
+
 class Parser:
     """Reads a graph that was traced with the sentinel sizes `num_edges` and `num_nodes`: by its
     size a dimension is that of the edges, or of the destinations."""
@@ -71,7 +93,9 @@ class Parser:
         self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
         self.ends: dict[Node, tuple[int, int]] = {}  # of each `edge_index`: its rows
-        self.columns: dict[Node, list[int]] = {}  # of indices of channels, as in `x[:, [1, 0]]`
+        self.made: dict[Node, Tensor] = {}  # what the message makes of numbers alone
+        # Those that kernels read: parameters behind those of the placeholders.
+        self.constants: list[Tensor] = []
         self.num_dropouts = 0
         self.is_derivative = False  # whether the graph is that of a derivative
         # Results of an `aggregate`, and the container in which it returns them.
@@ -102,14 +126,9 @@ class Parser:
             elif node.op == 'output':
                 return [self._value(each) for each in _args(node)[0]]
             elif node.op == 'get_attr':
-                tensor = getattr(graph, node.target)
-                if tensor.dim() == 1 and tensor.dtype == torch.int64 and tensor.numel() > 0:
-                    self.columns[node] = tensor.tolist()
-                elif tensor.numel() != 1:
-                    raise Refused(_CONSTANT)
-                if tensor.numel() != 1:
-                    continue
-                self.at[node] = self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
+                self.made[node] = getattr(graph, node.target)
+            elif self._is_made(node):
+                self.made[node] = self._make(node)
             else:
                 try:
                     self.at[node] = self._call(node)
@@ -118,11 +137,37 @@ class Parser:
                     raise Refused(f'{reason}{_source_line(node)}') from None
         raise AssertionError
 
+    def _is_made(self, node: Node) -> bool:
+        """Whether a tensor depends on numbers alone, and is small."""
+        inputs, meta = node.all_input_nodes, node.meta.get('val')
+        if self.is_derivative or not isinstance(meta, Tensor) or meta.numel() > _MAX_LOOKED_UP:
+            return False
+        return all(each in self.made for each in inputs) if inputs else node.target in _MAKERS
+
+    def _make(self, node: Node) -> Tensor:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.made.__getitem__)
+        with torch.inference_mode(False):
+            out: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        return out
+
+    def _constant(self, tensor: Tensor) -> int:
+        """The position of a tensor that is made of numbers alone."""
+        if tensor.numel() == 1:
+            return self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
+        if self.is_derivative or not 0 < tensor.numel() <= _MAX_LOOKED_UP:
+            raise Refused(_CONSTANT)
+        alike = (k for k, each in enumerate(self.constants) if _are_same(each, tensor))
+        k = next(alike, len(self.constants))
+        if k == len(self.constants):
+            self.constants.append(tensor)
+        slot, dtype = len(self.slot) + k, _name(tensor.dtype)
+        return self.program.load('param', slot, tuple(tensor.shape), dtype)
+
     def _value(self, node: object) -> int:
+        if isinstance(node, Node) and node in self.made:
+            return self._constant(self.made[node])
         at = self.at.get(node) if isinstance(node, Node) else None
         if not isinstance(at, int):
-            if isinstance(node, Node) and node in self.columns:
-                raise Refused(_CONSTANT)
             raise Refused('a result that is no tensor of the edges')
         return at
 
@@ -183,7 +228,7 @@ class Parser:
                 raise Refused(f'{node.target} of a {type(arg).__name__}')
             dtype = _name(meta.dtype)
             return self.program.const(arg, rank, dtype if dtype != 'bool' else 'float64')
-        at = self._value(arg)
+        at = self._value(arg) if arg not in self.made else self._constant(_small(self.made[arg]))
         shape = program[at].shape
         if on_edges:
             own, lead = self._edge_dim(arg), self._edge_dim(node)
@@ -220,10 +265,6 @@ class Parser:
         target = node.target
         if any(each in self.ends for each in node.all_input_nodes):
             return self._row_of_edge_index(node)
-        is_copy = target in SAME or target is aten.detach.default
-        if is_copy and _args(node)[0] in self.columns:
-            self.columns[node] = self.columns[_args(node)[0]]
-            return self.at.get(_args(node)[0], [])
         anywhere = target in ANYWHERE or target in (operator.getitem, _ops.edge_index.default)
         if not anywhere and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
@@ -326,7 +367,11 @@ class Parser:
     def _cast(self, node: Node) -> int:
         x, dtype = self._same(node), _name(node.meta['val'].dtype)
         if not is_float(dtype) and dtype != self.program[x].dtype:
-            raise Refused(f'a conversion to {dtype}')
+            # As of `one_hot`, which are converted again.
+            is_flag = self.program[x].dtype == 'bool' and all(map(_is_float_of, node.users))
+            if not is_flag or dtype == 'bool':
+                raise Refused(f'a conversion to {dtype}')
+            return x
         return self.program.cast(x, dtype)
 
     @_reads(*SCATTERS)
@@ -376,7 +421,7 @@ class Parser:
     def _gather_from_row(self, node: Node) -> int:
         """The value of the destination of each edge."""
         args = _args(node)
-        if any(each in self.columns for each in node.all_input_nodes):
+        if any(self._columns(each) for each in node.all_input_nodes):
             return self._choose_columns(node)
         x, dim, index = args if len(args) == 3 else (args[0], 0, args[1][0])
         several = len(args) == 2 and len(args[1]) != 1
@@ -392,13 +437,19 @@ class Parser:
             raise Refused(f'{node.target} has no kernel')
         return self._value(x)
 
+    def _columns(self, index: object) -> list[int]:
+        """Numbers of channels that the code has; none if the index is another."""
+        made = self.made.get(index) if isinstance(index, Node) else None
+        fits = made is not None and made.dim() == 1 and made.dtype == torch.int64
+        return made.tolist() if fits else []  # type: ignore[union-attr]
+
     def _choose_columns(self, node: Node) -> int:
         """Channels by numbers that the code has, as in `x[:, [1, 0]]`, or `x[:, [0, 1], [1, 0]]` of
         matrices."""
         x, *rest = _args(node)
         by_dim = {rest[0]: rest[1]} if len(rest) == 2 else dict(enumerate(rest[0]))
         by_dim = {dim: index for dim, index in by_dim.items() if index is not None}
-        lists = [self.columns.get(index, []) for index in by_dim.values()]
+        lists = [self._columns(index) for index in by_dim.values()]
         dims = [self._dim(dim, node) for dim in by_dim]
         if not all(lists) or dims != list(range(dims[0], dims[0] + len(dims))):
             raise Refused(_CONSTANT)
@@ -518,12 +569,15 @@ class Parser:
         return self._match_shape(program.pointwise(op, a, b, dtype=dtype), node)
 
     def _comparable(self, x: int, other: int) -> int:
-        """An integer in a dtype in which comparisons are exact."""
+        """An integer in a dtype in which comparisons are exact, or as torch rounds it."""
         own, against = self.program[x], self.program[other]
+        is_number = against.op == 'const'
         if is_float(own.dtype) or own.dtype == 'bool':
             return x
-        limit = abs(number(against)) if against.op == 'const' else math.inf
-        if limit < 2**24:  # Rounding does not carry an integer over this number.
+        if against.dtype in ('float32', 'float64') and not is_number:
+            return x
+        limit = abs(number(against)) if is_number else math.inf
+        if limit < _EXACT:  # Rounding does not carry an integer over this number.
             return x
         if own.dtype == 'int64' and limit >= 2**53:
             raise Refused(f'a comparison of int64{argument_of(self.program, x)}')

@@ -327,7 +327,10 @@ class Region:
             (role, k + 2 if role == 'param' else name): k
             for k, (_, role, name, _) in enumerate(inputs)
         }
-        return capture_twice(capture), inputs, places
+        captured = capture_twice(capture)
+        for k in range(len(captured.constants)):  # as if they were further arguments
+            places['param', len(inputs) + k + 2] = len(inputs) + k
+        return captured, inputs, places
 
     def _sizes(self) -> tuple[str, str]:
         return str(fake_of(self.index).shape[0]), str(fake_of(self.num_dst))

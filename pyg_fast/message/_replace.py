@@ -4,6 +4,7 @@ The graph is that of Dynamo, before autograd and before functionalization. A reg
 computes stays as it is, see :mod:`~pyg_fast.message._region`.
 """
 
+import itertools
 import logging
 import math
 import operator
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -89,7 +90,7 @@ def replace_messages(
         if told is not None:
             told(first, why)
     for node in reversed(list(graph.nodes)):
-        if not node.users and _is_pure(node):
+        if not node.users and (node.op == 'get_attr' or _is_pure(node)):
             graph.erase_node(node)
     graph.lint()
     module.recompile()
@@ -139,10 +140,15 @@ def _replace(
         # The mode of gradients is that of the graph, not that in which it is compiled.
         trains = any(fake_of(node).requires_grad for node in aggregates)
         derives = trains if gradients is None else gradients
-        plan, reads, places, writes = _plan_region(region, derives)
+        plan, reads, places, writes, constants = _plan_region(region, derives)
         passes = passes_of(text := dumps(plan))
         _check_size(region, passes)
         autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) or inside
+    if constants and gradients is not None:
+        raise Refused('a constant tensor made in message')  # An exported program would need it.
+    mode = fake_of(region.index).fake_mode
+    made = [_insert_constant(module, each, aggregates[0], mode) for each in constants]
+    reads += [RegionInput(node, 'param', '', 0) for node in made]
     inputs, dims = [each.node for each in reads], [each.dim for each in reads]
     arguments = [
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs,
@@ -173,8 +179,11 @@ def _replace(
 
 def _plan_region(
     region: Region, derives: bool
-) -> tuple[Plan, list[RegionInput], dict[tuple[str, str | int], int], list[Node]]:
-    """The plan of a region; its inputs with their places; and the values of edges that it writes.
+) -> tuple[
+    Plan, list[RegionInput], dict[tuple[str, str | int], int], list[Node], tuple[Tensor, ...]
+]:  # fmt: skip
+    """The plan of a region; its inputs with their places; the values of edges that it writes; and
+    constants, which follow the inputs.
 
     Raises:
         Refused: If no kernel computes it.
@@ -197,7 +206,22 @@ def _plan_region(
     region.check_drawn_once(writes)
     if plan.in_tiles and len(writes) < len(elsewhere):
         raise Refused('its linear maps would run twice, since others read values of its edges')
-    return plan, reads, places, writes
+    return plan, reads, places, writes, captured.constants
+
+
+def _insert_constant(
+    module: GraphModule, tensor: Tensor, before: Node, mode: FakeTensorMode
+) -> Node:
+    """A tensor that a message makes of numbers."""
+    names = (f'_pyg_fast_constant_{k}' for k in itertools.count())
+    name = next(name for name in names if not hasattr(module, name))
+    setattr(module, name, tensor)  # No buffer: Dynamo knows where those come from.
+    with module.graph.inserting_before(before):
+        held = module.graph.create_node('get_attr', name)
+        node = module.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (held,))
+    held.meta['example_value'] = tensor
+    node.meta['example_value'] = mode.from_tensor(tensor)
+    return node
 
 
 def _use_results(

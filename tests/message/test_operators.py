@@ -1,7 +1,9 @@
 """Operations of messages that kernels compute by others: values and derivatives are torch's."""
 
+import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 import pyg_fast
+from tests._compiled import Backend
 from tests._report import why_pygs
 
 INF, NAN = math.inf, math.nan
@@ -90,6 +93,10 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'trace': lambda a, b: torch.einsum('eii->e', a.view(-1, 2, 2))[:, None] * b,
     'fmax': lambda a, b: torch.fmax(a, b.log()) - torch.fmin(a.log(), b),
     'roll': lambda a, b: a.roll(1, 1) * b.roll(-3, 1) + b.roll(4, 1),
+    'arange': lambda a, b: a * torch.arange(4, device=a.device) + b,
+    'linspace': lambda a, b: torch.exp(a - torch.linspace(-1, 1, 4, device=a.device).to(a)) * b,
+    'tensor': lambda a, b: a * torch.tensor([1.5, -2, 0, 4], device=a.device).to(a) + b,
+    'eye': lambda a, b: a @ (torch.eye(4, device=a.device, dtype=a.dtype) + 1) * b,
     'products of flags': lambda a, b: a * ((a > 0) * (b > 0)) + b * ((a > 1) + (b > 1)),
     'isclose': lambda a, b: a * torch.isclose(a, b, 0.5),
     'rotary': lambda a, b: rotary(a, b[:, ::2], b[:, 1::2]),
@@ -308,7 +315,7 @@ OF_EDGES = torch.ones(3, 1)
         (lambda x, y: x.repeat(1, 40).flip(1), 'a flip of more than 128 channels'),
         (lambda x, y: x[:, list(range(4)) * 40], 'an index of more than 128 channels'),
         (lambda x, y: x.repeat(1, 5).cumsum(-1), 'a cumulative sum of more than 16 channels'),
-        (lambda x, y: x * torch.tensor([1, 2, 3, 4]), 'a constant tensor made in message'),
+        (lambda x, y: x.repeat(1, 150) * torch.tensor([1] * 600), 'a constant tensor made in mess'),
         (lambda x, y: x.norm(p=-1, dim=-1, keepdim=True), 'a norm of order -1'),
         (lambda x, y: x % 0.3, 'a remainder of a division by 0.3, which is no power of two'),
         (lambda x, y: torch.polar(x, y).real, 'polar makes complex numbers'),
@@ -320,3 +327,51 @@ def test_reasons_of_what_pygs_code_runs(function: Callable[..., Tensor], reason:
     x, edges = torch.ones(3, 4, requires_grad=True), torch.tensor([[0, 1, 2], [1, 2, 0]])
     torch.testing.assert_close(ours(x, x, edges), Applies(function)(x, x, edges))
     assert why_pygs(ours).startswith(reason)
+
+
+SCALES = {'first': 1.0}
+
+
+class OfKinds(MessagePassing):
+    """Reads numbers that the code has, as tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = 0.5, torch.nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor, edge_index: Tensor, kind: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, kind=kind)
+
+    def message(self, x_j: Tensor, kind: Tensor) -> Tensor:
+        scale = torch.tensor([self.first, 2.0, 3.0, 4.0], device=x_j.device).to(x_j.dtype)
+        hot = F.one_hot(kind, 5)
+        shift = hot.to(x_j.dtype) @ self.weight + (hot * x_j[:, :1]).sum(-1, keepdim=True)
+        more = torch.tensor([SCALES['first'], 2.0, 3.0, 4.0], device=x_j.device)
+        return torch.tanh(x_j * scale + shift) * more.to(x_j.dtype)
+
+
+@pytest.mark.parametrize('compiles', [False, True])
+def test_tensors_of_numbers(
+    compiles: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = OfKinds().double().to(device)
+    ours: Any = pyg_fast.accelerate(copy.deepcopy(layer))
+    backend = Backend()
+    run = torch.compile(ours, backend=backend, fullgraph=True) if compiles else ours
+    x = torch.randn(9, 4, dtype=torch.float64, device=device, requires_grad=True)
+    edges, kind = torch.randint(9, (2, 40), device=device), torch.randint(5, (40,), device=device)
+    for first in (0.5, -1.5):
+        layer.first = ours.first = first
+        for scale in (1.0, 7.0):
+            monkeypatch.setitem(SCALES, 'first', scale)
+            got, expected = run(x, edges, kind), layer(x, edges, kind)
+            torch.testing.assert_close(got, expected)
+            grads = [
+                torch.autograd.grad(out.square().sum(), [x, each.weight])
+                for out, each in ((got, ours), (expected, layer))
+            ]
+            torch.testing.assert_close(*grads)
+    if compiles:
+        assert backend.kernels == backend.frames > 0
+    else:
+        assert not ours.plan.startswith("PyG's"), ours.plan
