@@ -36,7 +36,6 @@ from ..ops._numbers import check_share
 from ..ops.cbsr import CBSR
 from ._explain_own import (
     TWO_TENSORS,
-    check_dimensions,
     check_embedding,
     check_first,
     check_joined,
@@ -46,6 +45,10 @@ from ._explain_own import (
     embedding_of,
     frames_of,
     frames_of_method,
+    indices_of,
+    is_about,
+    is_own,
+    is_users,
     propagated,
     read_by,
     rows_error,
@@ -95,6 +98,8 @@ def explain(
         check_init(conv)
     except AttributeError as lacking:
         return lacking
+    if is_users(conv, error):
+        return None
     text = str(error)
     try:
         signature = inspect.signature(type(conv).forward)
@@ -115,7 +120,11 @@ def explain(
         is_turned = 'to have size' in text and getattr(edges, 'shape', ())[1:] == (2,)
         if named and not is_turned and not any(words in text for words in is_more):
             return None
-        return _raised(_check_call, conv, given, signature, error)
+        found = _raised(_check_call, conv, given, signature, error)
+        # What a user's own layer takes is not known: an error must speak of it, too.
+        if found is not None and (not is_own(conv) or is_about(found, text)):
+            return found
+        return _raised(_check_error, conv, given, error)
     except Exception:  # The search may fail, too: the error of the call stays.
         return None
 
@@ -275,15 +284,11 @@ def _raised(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exce
 def _check_call(
     conv: Any, given: Mapping[str, object], signature: inspect.Signature, error: Exception
 ) -> None:
-    """Raises for the argument of a call that does not fit."""
+    """Raises for the argument of a call that does not fit, by what PyG's layers take."""
     edge_index, x = given.get('edge_index'), given.get('x')
-    is_called = "'NoneType' object is not callable" in str(error)
-    own = type(conv).aggregate is not MessagePassing.aggregate
-    if is_called and conv.aggr_module is None and not own:
-        raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
-    check_dimensions(conv, error)
     _check_attributes(conv)
-    _check_size(given.get('size'), 'edge_weight' in signature.parameters)
+    if not is_own(conv):
+        _check_size(given.get('size'), 'edge_weight' in signature.parameters)
     _check_types(conv, given, signature)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         check_edge_index(edge_index)
@@ -303,6 +308,10 @@ def _check_call(
             "'x' must have shape [num_nodes, in_channels], since attention takes no several "
             f'features of one graph, got {list(x.shape)}'
         )
+
+
+def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for the argument of a call that an error speaks of."""
     _check_numbers_of_rows(conv, given, error)
     check_embedding(conv, error)
     check_linear(given, error)
@@ -528,7 +537,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
         name: value for name, value in given.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
-    _check_numbers_of_types(given, text)
+    _check_numbers_of_types(given, error)
     _check_rows_by_text(conv, given, text)
     _check_widths_by_text(conv, tensors, text)
     weight = _weight_of(conv)
@@ -650,12 +659,14 @@ def _check_numbers_of_rows(conv: Any, given: Mapping[str, object], error: Except
         )
 
 
-def _check_numbers_of_types(given: Mapping[str, object], text: str) -> None:
+def _check_numbers_of_types(given: Mapping[str, object], error: Exception) -> None:
     """Raises if one argument alone can be what a table takes as numbers of its rows."""
+    text, indices = str(error), indices_of(error)
     if 'scalar types: Long, Int' in text or 'used as indices must be' in text:
         found = [
             (name, value.dtype) for name, value in given.items()
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 1
+            and (indices is None or indices.data_ptr() == value.data_ptr())
         ]  # fmt: skip
         if len(found) == 1:
             ((name, dtype),) = found

@@ -6,6 +6,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import Embedding, Linear
 from torch_geometric.nn import MessagePassing
 
-from ..errors import DtypeError, OptionError, ShapeError
+from ..errors import DeviceError, DtypeError, OptionError, ShapeError
 
 # What torch says of two sizes that must be the same.
 TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
@@ -24,6 +25,21 @@ _CALLERS = {
     'message': 'propagate', 'aggregate': 'propagate', 'update': 'propagate',
     'edge_update': 'edge_updater',
 }  # fmt: skip
+_LIBRARIES = ('torch', 'torch_geometric', 'pyg_fast')
+_OF_PYTHON = str(Path(inspect.__file__).parent)
+# Words of torch and PyG by what they complain of; the first class that fits counts.
+_OF_SHAPES = r'size|shape|dim|match|[Ee]xpect|Encountered|mat1|range|\dD\b'
+_TOPICS: tuple[tuple[type[Exception], str], ...] = (
+    (DtypeError, r'dtype|type|Long|Double|Half|Float|Bool|integer|indices'),
+    (DeviceError, r'device|meta'),
+    (ShapeError, _OF_SHAPES),
+    (
+        TypeError,
+        r"must be Tensor|NoneType|'(?!Tensor)\w+' object|support|iterable|subscript|[Ee]xpect",
+    ),
+    (IndexError, r'ind(ex|ices)|range|bounds|size|Encountered| must hold '),
+    (ValueError, f'{_OF_SHAPES}|NoneType|must be Tensor'),
+)
 # What PyG's code says of nodes that do not exist.
 _BEYOND = (' must hold ', 'larger than', 'expected size', "invalid 'dim_size'")
 
@@ -89,13 +105,68 @@ def _is_list(value: object) -> bool:
     return value.size(0) == 2 and value.dtype in (torch.int64, torch.int32)
 
 
+# Whose error it is --------------------------------------------------------------------------------
+
+
+def is_own(conv: Any) -> bool:
+    """Whether the `forward` of a layer is the user's."""
+    module = getattr(inspect.unwrap(type(conv).forward), '__module__', None) or ''
+    return module.partition('.')[0] not in _LIBRARIES
+
+
+def is_users(conv: Any, error: Exception) -> bool:
+    """Whether an error is of the user's own code: raised by it, or of a name that it lacks."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _is_library(trace.tb_frame):
+        return False
+    at, code = trace.tb_lasti, trace.tb_frame.f_code
+    if any(e.offset == at and 'RAISE' in e.opname for e in dis.get_instructions(code)):
+        return True
+    text, names = (
+        str(error),
+        {type(conv).__name__, getattr(type(conv), '_base', type(conv)).__name__},
+    )
+    lacks = any(text.startswith(f"'{name}' object has no attribute") for name in names)
+    return lacks or isinstance(error, (KeyError, NameError))
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Whether a call is of code that is installed, or made while it runs."""
+    path = frame.f_code.co_filename
+    name = frame.f_globals.get('__name__', '').partition('.')[0]
+    is_template = 'CollectArgs' in frame.f_globals  # of PyG
+    is_installed = 'site-packages' in path or path.startswith(_OF_PYTHON)
+    return name in _LIBRARIES or is_template or is_installed
+
+
+def is_about(found: Exception, text: str) -> bool:
+    """Whether the text of an error may speak of what a check has found."""
+    if re.search(r'scalar type|dtype', text) is not None:
+        return isinstance(found, DtypeError)
+    topics = (topic for kind, topic in _TOPICS if isinstance(found, kind))
+    if re.search(next(topics), text) is None:
+        return False
+    # Sizes that it complains of must be among those of the argument.
+    sizes = re.sub(r'(dimension|position) -?\d+', '', text)
+    numbers, known = (set(re.findall(r'\d+', each)) for each in (sizes, str(found)))
+    is_of_dtype = isinstance(found, (DtypeError, DeviceError))
+    return is_of_dtype or not numbers or not known or not numbers.isdisjoint(known)
+
+
 # What is surely wrong, whatever the error says ----------------------------------------------------
 
 
 def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for mistakes that are sure, whatever argument the error itself names."""
     text, frames = str(error), frames_of(error)
+    is_called = "'NoneType' object is not callable" in text
+    own = type(conv).aggregate is not MessagePassing.aggregate
+    if is_called and conv.aggr_module is None and not own:
+        raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
     _check_order(given, frames, text)
+    _check_dimensions(conv, frames, text)
     _check_sizes(conv, given, frames, text)
     _check_softmax(frames)
     for method, caller in _CALLERS.items():
@@ -131,7 +202,7 @@ def _check_sizes(
 ) -> None:
     """Raises for a `size` that `forward` gives to `propagate`."""
     size = _of_propagate(frames, 'size')
-    if given.get('size') is size:
+    if given.get('size') is size and not is_own(conv):
         return
     if isinstance(size, (int, Tensor)):
         cure = ': features go by name, propagate(edge_index, x=x)'
@@ -235,10 +306,9 @@ def _returns_nothing(function: Any) -> bool:
 # What the error tells ----------------------------------------------------------------------------
 
 
-def check_dimensions(conv: Any, error: Exception) -> None:
+def _check_dimensions(conv: Any, frames: Sequence[FrameType], text: str) -> None:
     """Raises for features of nodes in which `node_dim` is not that of the nodes."""
-    text, frames, dim = str(error), frames_of(error), conv.node_dim
-    read = read_by(conv)
+    dim, read = conv.node_dim, read_by(conv)
     values = [
         (name, part) for name, value in propagated(frames).items()
         if not read.isdisjoint((f'{name}_i', f'{name}_j'))
@@ -359,6 +429,15 @@ def check_linear(given: Mapping[str, object], error: Exception) -> None:
                 raise DtypeError(
                     f"'{name}' must hold floating-point numbers, got {value.dtype}: {name}.float()"
                 )
+
+
+def indices_of(error: Exception) -> Tensor | None:
+    """The numbers that an embedding has got in the call that failed."""
+    for frame in frames_of(error):
+        value = frame.f_locals.get('input')
+        if frame.f_code is Embedding.forward.__code__ and isinstance(value, Tensor):
+            return value
+    return None
 
 
 def embedding_of(conv: Any, error: Exception) -> tuple[str, Embedding, int, int] | None:

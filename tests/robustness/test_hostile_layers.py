@@ -733,6 +733,51 @@ def test_own_layer_names_what_modules_lack(changed: dict[str, int], text: str, h
     assert re.match(rf'\w+: {text}', report.error)
 
 
+class Unlike(pyg.MessagePassing):
+    """A layer that takes other things by the names that PyG's layers have, and then fails."""
+
+    def __init__(self, fail: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.table, self.lin, self.fail = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4), fail
+        self.in_channels, self.edge_dim, self.num_relations = 6, 6, 2
+
+    def forward(self, x, edge_index, edge_attr, edge_weight, size):  # type: ignore[no-untyped-def]
+        x = self.table(x[0])
+        return self.propagate(edge_index, x=x, rows=edge_attr, weight=edge_weight + size)
+
+    def message(self, x_j: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+        return self.lin(x_j * weight + rows.sum()) + self.fail(self)
+
+
+def raises_mine(layer: Any) -> None:
+    raise ValueError("mine: 'x' has no size")
+
+
+@pytest.mark.parametrize(
+    ('fail', 'text'),
+    [
+        (raises_mine, "mine: 'x' has no size"),
+        (lambda layer: layer.missing, "'Unlike' object has no attribute 'missing'"),
+        (lambda layer: missing, "name 'missing' is not defined"),  # noqa: F821
+        (lambda layer: {}['x'], "'x'"),
+        (lambda layer: torch.ones(5) + torch.ones(7), 'The size of tensor a .5. must match'),
+        (lambda layer: layer.table(torch.ones(2)), "Expected tensor for argument #1 'indices'"),
+        (lambda layer: torch.ones(5)[7], 'index 7 is out of bounds for dimension 0 with size 5'),
+        (lambda layer: 'a' + layer, 'can only concatenate str'),
+    ],
+)
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_errors_of_the_user_stay(fail: Callable[[Any], Any], text: str, how: str) -> None:
+    data, layer = small_graph(torch.device('cpu')), accelerate(Unlike(lambda layer: 0))
+    given = torch.arange(NODES).view(1, -1) % 9, data.edge_index, torch.rand(3), torch.rand(120, 1)
+    with small_graphs(how):
+        assert layer(*given, 2).shape == (NODES, 4)
+        layer.fail = fail
+        with pytest.raises(Exception, match=f'^{text}') as error:
+            layer(*given, 2)
+    assert error.value.__cause__ is None
+
+
 class Edges(pyg.MessagePassing):
     """With edges by a name of its own."""
 
