@@ -5,6 +5,8 @@ import re
 _DTYPES = 'float32, float64, float16 or bfloat16 features'
 _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
+FAILS = "another message or input, as the error of the call tells: with PyG's code, too, it fails"
+
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
     (r'without node_dim=', 'a column of a number for each node, in propagate: deg=deg.view(-1, 1)'),
@@ -25,7 +27,7 @@ _CURES = [
      'model.double()'),
     (r'^message (raises|combines values)|^an index of channels beyond|'
      r'^message cannot be traced: \w+Error: .*must match',
-     "another message or input, as the error of the call tells: with PyG's code, too, it fails"),
+     FAILS),
     (r'has (spectral|weight)_norm,', 'the functions of torch.nn.utils.parametrizations: there '
      'weight_norm has a kernel; for spectral_norm w = self.lin.weight once in forward, given to '
      'propagate, and F.linear(x_j, w) in message'),

@@ -38,6 +38,7 @@ from ._explain_own import (
     TWO_TENSORS,
     check_embedding,
     check_first,
+    check_inner,
     check_joined,
     check_linear,
     check_message,
@@ -51,7 +52,9 @@ from ._explain_own import (
     is_users,
     propagated,
     read_by,
+    reads,
     rows_error,
+    users_frame,
 )
 
 T = TypeVar('T')
@@ -315,6 +318,7 @@ def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> No
     _check_numbers_of_rows(conv, given, error)
     check_embedding(conv, error)
     check_linear(given, error)
+    check_inner(conv, error)
     check_joined(conv, error)
     _check_by_text(conv, given, error)
     check_rows(conv, given, error)
@@ -539,7 +543,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
     }  # fmt: skip
     _check_numbers_of_types(given, error)
     _check_rows_by_text(conv, given, text)
-    _check_widths_by_text(conv, tensors, text)
+    _check_widths_by_text(conv, tensors, error)
     weight = _weight_of(conv)
     if weight is not None and 'same dtype' in text:
         for name, value in tensors.items():
@@ -615,15 +619,17 @@ def _of_width(conv: Any, tensors: Mapping[str, Tensor], columns: int) -> list[st
     return [name for name in names if name in read_names] or names
 
 
-def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], text: str) -> None:
-    """Raises if one argument alone has each of the two widths that do not fit."""
-    found = re.search(rf'{TWO_TENSORS} at non-singleton dimension (\d+)', text)
+def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], error: Exception) -> None:
+    """Raises if one argument alone has each of the two widths that do not fit; in a user's layer if
+    the line at which it failed reads both."""
+    found = re.search(rf'{TWO_TENSORS} at non-singleton dimension (\d+)', str(error))
     if found is None:
         return
     one, other, dim = map(int, found.groups())
     wide = {name: value for name, value in tensors.items() if value.dim() == dim + 1 > 1}
     names = [_of_width(conv, wide, columns) for columns in (one, other)]
-    if list(map(len, names)) == [1, 1]:
+    frame = users_frame(frames_of(error)) if is_own(conv) else None
+    if list(map(len, names)) == [1, 1] and (frame is None or reads(frame, *names[0], *names[1])):
         raise ShapeError(
             f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
             f'them, got {one} and {other}'

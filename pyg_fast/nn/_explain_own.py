@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch_geometric.utils._softmax as softmax_of_pyg
 from torch import Tensor
-from torch.nn import Embedding, Linear
+from torch.nn import Embedding, Linear, Module, Sequential
 from torch_geometric.nn import MessagePassing
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
@@ -73,6 +73,16 @@ def rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeErr
 def _line(frame: FrameType) -> str:
     """The line at which a call ended."""
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+def reads(frame: FrameType, *names: str) -> bool:
+    """Whether the line at which a call ended has all of some names, also for an end of edges."""
+    return all(re.search(rf'\b{name}(_[ij])?\b', _line(frame)) for name in names)
+
+
+def users_frame(frames: Sequence[FrameType]) -> FrameType | None:
+    """The last call of the user's code."""
+    return next((frame for frame in reversed(frames) if not _is_library(frame)), None)
 
 
 def _of_propagate(frames: Sequence[FrameType], name: str) -> object:
@@ -398,6 +408,25 @@ def check_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None
         )
 
 
+def check_inner(conv: Any, error: Exception) -> None:
+    """Raises for a linear map of a Sequential that does not fit what stands before it."""
+    if 'mat1 and mat2 shapes' not in str(error):
+        return
+    firsts: list[set[Module]] = []  # the modules of the first parts of Sequentials
+    for frame in frames_of(error):
+        module, value = frame.f_locals.get('self'), frame.f_locals.get('input')
+        if frame.f_code is Sequential.forward.__code__ and isinstance(module, Sequential):
+            firsts.append({*module[0].modules()})
+        if frame.f_code is not Linear.forward.__code__ or all(module in each for each in firsts):
+            continue
+        name = next((name for name, each in conv.named_modules() if each is module), None)
+        if name is not None and isinstance(module, Linear) and isinstance(value, Tensor):
+            raise ShapeError(
+                f"'{name}' must get {module.in_features} columns, as its in_features is "
+                f'{module.in_features}, got shape {list(value.shape)}'
+            )
+
+
 def check_joined(conv: Any, error: Exception) -> None:
     """Raises for a message that joins rows in place of channels, before a linear map."""
     text, frames = str(error), frames_of(error)
@@ -479,7 +508,12 @@ def check_message(conv: Any, error: Exception) -> None:
         for name in sorted(read_by(conv, method)) if inside else ():
             value = inside[-1].f_locals.get(name, 0)
             is_given = name in given or name[:-2] in given
-            is_read = re.search(rf'\b{name}\b', _line(inside[-1]))
+            is_read = reads(inside[-1], name)
+            if isinstance(value, tuple) and "'tuple'" in text and is_given and is_read:
+                raise TypeError(
+                    f"'{name}' of '{method}' is the pair that propagate got: {name}[1] is that of "
+                    'destinations'
+                )
             if value is None and 'NoneType' in text and is_given and is_read:
                 raise OptionError(
                     f"'{name}' must be a tensor, as '{method}' computes with it, got None"
@@ -504,7 +538,8 @@ def check_message(conv: Any, error: Exception) -> None:
             f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}'
         )
     _check_heads(inside, sizes, dim)
-    _check_update(conv, frames, (one, two), dim)
+    for method in ('message', 'update'):
+        _check_widths(conv, method, frames, (one, two), dim)
 
 
 def _check_heads(inside: Sequence[FrameType], sizes: set[int], dim: int) -> None:
@@ -520,16 +555,18 @@ def _check_heads(inside: Sequence[FrameType], sizes: set[int], dim: int) -> None
                 )
 
 
-def _check_update(conv: Any, frames: Sequence[FrameType], sizes: tuple[int, int], dim: int) -> None:
-    """Raises if one argument alone of `update` has each of the two widths that do not fit."""
-    inside = frames_of_method(conv, 'update', frames)
-    read = read_by(conv, 'update')
+def _check_widths(
+    conv: Any, method: str, frames: Sequence[FrameType], sizes: tuple[int, int], dim: int
+) -> None:
+    """Raises if one argument alone of a method has each of the two widths that do not fit, and the
+    line at which it failed reads both."""
+    inside = frames_of_method(conv, method, frames)
     values = {
         name: value for name, value in (inside[-1].f_locals if inside else {}).items()
-        if name in read and isinstance(value, Tensor) and value.dim() == dim + 1
+        if name in read_by(conv, method) and isinstance(value, Tensor) and value.dim() == dim + 1
     }  # fmt: skip
     names = [[name for name, value in values.items() if value.size(dim) == size] for size in sizes]
-    if list(map(len, names)) == [1, 1]:
+    if list(map(len, names)) == [1, 1] and reads(inside[-1], *names[0], *names[1]):
         raise ShapeError(
             f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
             f'them, got {sizes[0]} and {sizes[1]}'

@@ -587,6 +587,31 @@ class NoneAdded(Forgets):
         return aggr_out + gate
 
 
+class PairAdded(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=(x, x))
+
+    def update(self, aggr_out: Tensor, x: Any) -> Tensor:
+        return aggr_out + x
+
+
+class TwoWidths(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, half=x[:, :6])
+
+    def message(self, x_j: Tensor, half_j: Tensor) -> Tensor:
+        return x_j + half_j
+
+
+class InnerMap(Forgets):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = torch.nn.Sequential(torch.nn.Linear(IN, 24), torch.nn.Linear(IN, 4))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.mlp(x_j)
+
+
 class NoSelf(Forgets):
     def message(x_j):  # type: ignore[no-untyped-def]
         return x_j
@@ -661,6 +686,9 @@ class OfHeads(Forgets):
         (NoAggregated, "'aggregate' returns None: return a tensor"),
         (Widened, f"'aggr_out' and 'x' must have as many columns, .* got {2 * IN} and {IN}"),
         (NoneAdded, "'gate' must be a tensor, as 'update' computes with it, got None"),
+        (PairAdded, r"'x' of 'update' is the pair that propagate got: x\[1\] is that of dest"),
+        (TwoWidths, f"'x_j' and 'half_j' must have as many columns, .* got {IN} and 6"),
+        (InnerMap, f"'mlp.1' must get {IN} columns, as its in_features is {IN}, got shape .*24"),
         (NoSelf, "'message' returns the layer: its first parameter is 'self'"),
         (
             InRows,
@@ -762,6 +790,7 @@ def raises_mine(layer: Any) -> None:
         (lambda layer: {}['x'], "'x'"),
         (lambda layer: torch.ones(5) + torch.ones(7), 'The size of tensor a .5. must match'),
         (lambda layer: layer.table(torch.ones(2)), "Expected tensor for argument #1 'indices'"),
+        (lambda layer: torch.ones(1, 4) + torch.ones(1, 9), 'The size of tensor a .4. must match'),
         (lambda layer: torch.ones(5)[7], 'index 7 is out of bounds for dimension 0 with size 5'),
         (lambda layer: 'a' + layer, 'can only concatenate str'),
     ],
