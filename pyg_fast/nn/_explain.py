@@ -252,10 +252,14 @@ def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
             raise rows_error(name, 'edge_index', num_edges, value)
 
 
-def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
+def _rows(value: object) -> int | None:
+    return value.size(0) if isinstance(value, Tensor) and value.dim() > 0 else None
+
+
+def _check_rows_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for the argument that has rows of edges, but not one for each, by two sizes that do
     not fit."""
-    found = re.search(rf'{_TWO_SIZES}|{_EXPANDED} dimension 0', text)
+    found = re.search(rf'{_TWO_SIZES}|{_EXPANDED} dimension 0', str(error))
     sizes = set() if found is None else {int(size) for size in found.groups() if size is not None}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     read = read_by(conv)
@@ -263,7 +267,11 @@ def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> No
         is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
         if len(sizes) == 2 and is_list and value.size(1) in sizes:
             (other,) = sizes - {value.size(1)}
-            short = {k: v for k, v in tensors.items() if v.dim() > 0 and v.size(0) == other}
+            short = {k: v for k, v in tensors.items() if _rows(v) == other}
+            # What propagate has got is surer than another argument with as many rows.
+            passed = propagated(frames_of(error))
+            sure = {k for k in read.intersection(passed) if _rows(passed[k]) == other}
+            short = {k: v for k, v in short.items() if not sure or k in sure}
             for name in sorted(short, key=read.__contains__, reverse=True):
                 if name not in read and not read.isdisjoint((f'{name}_i', f'{name}_j')):
                     continue  # It has a row for each node, as it should.
@@ -542,7 +550,7 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
     _check_numbers_of_types(given, error)
-    _check_rows_by_text(conv, given, text)
+    _check_rows_by_text(conv, given, error)
     _check_widths_by_text(conv, tensors, error)
     weight = _weight_of(conv)
     if weight is not None and 'same dtype' in text:

@@ -292,7 +292,8 @@ def _check_returns(conv: Any, frames: Sequence[FrameType], text: str) -> None:
     inside = frames_of_method(conv, 'forward', frames)
     if 'NoneType' not in text or not inside or _of_propagate(frames, 'self') is not None:
         return
-    has_none = any(value is None for value in inside[-1].f_locals.values())
+    results = re.findall(r'(\w+) = self\.propagate\(', inspect.getsource(inside[-1].f_code))
+    has_none = any(inside[-1].f_locals.get(name, 0) is None for name in results)
     for method in ('aggregate', 'update'):
         own = getattr(type(conv), method)
         is_called = has_none or 'propagate' in _line(inside[-1])
@@ -402,10 +403,22 @@ def check_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None
     if len(values) == 1:
         ((name, value),) = values.items()
         cure = f": 'forward' has changed '{changed[0]}', as add_self_loops does" if changed else ''
+        if _has_rows_of_nodes(conv, frames, other):
+            cure = f"; features of nodes are '{name}_i' or '{name}_j' in 'message'"
         raise ShapeError(
             f"'{name}' must have shape {[count, *value.shape[1:]]}, a row for each edge that "
             f'propagate gets, got {list(value.shape)}{cure}'
         )
+
+
+def _has_rows_of_nodes(conv: Any, frames: Sequence[FrameType], count: int) -> bool:
+    """Whether features of nodes that `propagate` gets have so many rows."""
+    values = [
+        part for name, value in propagated(frames).items()
+        if not read_by(conv).isdisjoint((f'{name}_i', f'{name}_j'))
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+    ]  # fmt: skip
+    return any(isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == count for x in values)
 
 
 def check_inner(conv: Any, error: Exception) -> None:
@@ -505,7 +518,8 @@ def check_message(conv: Any, error: Exception) -> None:
     given = propagated(frames)
     for method in ('message', 'update'):
         inside = frames_of_method(conv, method, frames)
-        for name in sorted(read_by(conv, method)) if inside else ():
+        parameters = inspect.signature(getattr(type(conv), method)).parameters
+        for name in sorted(parameters) if inside else ():
             value = inside[-1].f_locals.get(name, 0)
             is_given = name in given or name[:-2] in given
             is_read = reads(inside[-1], name)
@@ -514,7 +528,13 @@ def check_message(conv: Any, error: Exception) -> None:
                     f"'{name}' of '{method}' is the pair that propagate got: {name}[1] is that of "
                     'destinations'
                 )
-            if value is None and 'NoneType' in text and is_given and is_read:
+            is_none = value is None and 'NoneType' in text and is_read
+            if is_none and not is_given and parameters[name].default is None:
+                raise OptionError(
+                    f"'{name}' must be given to propagate, as '{method}' takes '{name}', got "
+                    f'{_names(given)}'
+                )
+            if is_none and is_given:
                 raise OptionError(
                     f"'{name}' must be a tensor, as '{method}' computes with it, got None"
                 )

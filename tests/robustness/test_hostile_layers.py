@@ -564,6 +564,10 @@ class NoUpdated(Forgets):
 
 
 class NoAggregated(NoUpdated):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        out = self.propagate(edge_index, x=x)
+        return out + x
+
     def aggregate(self, inputs, index):  # type: ignore[no-untyped-def]
         inputs.sum(0)
 
@@ -610,6 +614,19 @@ class InnerMap(Forgets):
 
     def message(self, x_j: Tensor) -> Tensor:
         return self.mlp(x_j)
+
+
+class NoDegree(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, degree=x.sum(1))
+
+    def message(self, x_j: Tensor, degree: Tensor) -> Tensor:
+        return x_j / degree.view(-1, 1)
+
+
+class ByDefault(Forgets):
+    def message(self, x_j: Tensor, edge_attr: OptTensor = None) -> Tensor:
+        return x_j * edge_attr
 
 
 class NoSelf(Forgets):
@@ -689,6 +706,8 @@ class OfHeads(Forgets):
         (PairAdded, r"'x' of 'update' is the pair that propagate got: x\[1\] is that of dest"),
         (TwoWidths, f"'x_j' and 'half_j' must have as many columns, .* got {IN} and 6"),
         (InnerMap, f"'mlp.1' must get {IN} columns, as its in_features is {IN}, got shape .*24"),
+        (NoDegree, r"'degree' must have shape \[120\], .* 'degree_i' or 'degree_j' in 'message'$"),
+        (ByDefault, "'edge_attr' must be given to propagate, as .* 'edge_attr', got 'x', 'gate'$"),
         (NoSelf, "'message' returns the layer: its first parameter is 'self'"),
         (
             InRows,
