@@ -16,6 +16,8 @@ from .nn import (
     FusedGPSConv,
     FusedSAGEConv,
 )
+from .nn._checks import NO_AGGREGATION
+from .nn._explain import check_init
 from .nn._layer import MADE, FusedModule
 from .nn.message_passing import fused_class, why_never
 from .ops._numbers import check_flag
@@ -86,7 +88,9 @@ def accelerate(
     if strict:
         _raise_where_pygs(reports)
     for conv, report in layers:
-        if report.fused is not None and not isinstance(conv, FusedModule):
+        # One without an aggregation gets errors that tell so.
+        is_ours = report.fused is not None or report.reason == NO_AGGREGATION
+        if is_ours and not isinstance(conv, FusedModule):
             _class_for(type(conv))._fused_adopt(conv)
     _forget_check(model)
     if strict and layers:
@@ -176,6 +180,7 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
     for path, module in model.named_modules():
         name = f'{path}.'.replace('_orig_mod.', '')[:-1]  # as of the model that was compiled
         cls = type(module)
+        check_init(module)
         if isinstance(module, torch.jit.ScriptModule):
             original = getattr(module, 'original_name', '')
             if original in _NAMES:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from .message._cures import cure_of
+from .message._cures import FAILS, cure_of
 
 PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
@@ -81,6 +81,8 @@ class LayerReport(NamedTuple):
         named = re.match(r"\w+: '(\w+)", self.error or '')
         if named is not None and not re.search(rf'\b{named[1]}\b', eager.partition(' (File ')[0]):
             return None
+        if self.error is not None and re.match(r'message cannot be traced: \w+Error', eager):
+            return FAILS
         return cure_of(eager.partition('; with more: ')[2] or eager)
 
 

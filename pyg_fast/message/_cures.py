@@ -5,6 +5,8 @@ import re
 _DTYPES = 'float32, float64, float16 or bfloat16 features'
 _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 
+FAILS = "another message or input, as the error of the call tells: with PyG's code, too, it fails"
+
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
     (r'without node_dim=', 'a column of a number for each node, in propagate: deg=deg.view(-1, 1)'),
@@ -25,7 +27,7 @@ _CURES = [
      'model.double()'),
     (r'^message (raises|combines values)|^an index of channels beyond|'
      r'^message cannot be traced: \w+Error: .*must match',
-     "another message or input, as the error of the call tells: with PyG's code, too, it fails"),
+     FAILS),
     (r'has (spectral|weight)_norm,', 'the functions of torch.nn.utils.parametrizations: there '
      'weight_norm has a kernel; for spectral_norm w = self.lin.weight once in forward, given to '
      'propagate, and F.linear(x_j, w) in message'),
@@ -107,9 +109,19 @@ _CURES = [
     (r'across the edges|a reduction over edges|^aten\.(max|min)\.dim along the edges|'
      r'^aten\.(mean|sum|max|min|prod|std|var|norm)\.default', 'what one edge needs alone in '
      'message; of all edges in forward, given to propagate: propagate(edge_index, x=x, '
-     'mean=x[edge_index[0]].mean(0, keepdim=True)); of those of a node aggr or a softmax'),
+     'mean=x[edge_index[0]].mean(0, keepdim=True)); of the neighbours of a node aggr, or '
+     'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
+    (r'^the shape of a value depends', 'torch.where in place of a mask as an index, as out = '
+     'torch.where((edge_type == r).view(-1, 1), self.lins[r](x_j), out); nonzero() or unique() in '
+     'forward'),
+    (r'asks for the number of edges', 'nothing in message that depends on how many edges there '
+     'are; a norm of matrices written out, as m.abs().sum(-2).amax(-1) for ord=1'),
+    (r'^aggregate returns a row for each edge', 'values of edges computed in forward, from '
+     'x[edge_index[0]] and x[edge_index[1]]: what aggregate returns has a row for each node'),
+    (r'^aggregate returns no tensor', 'a tensor as the result of aggregate, or several in a tuple, '
+     'list or dict'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),

@@ -127,6 +127,8 @@ def _entry(
     outs = list(out) if container else [out]
     if type(out) is dict:
         container, outs = ' '.join(['dict', *out]), list(out.values())
+    if not all(isinstance(x, Tensor) for x in outs):
+        raise Refused('aggregate returns no tensor')
     return torch.ops.pyg_fast_message.end_of_rows(
         [x.movedim(node_dim, 0) if -x.dim() < node_dim != 0 else x for x in outs], container
     )

@@ -26,7 +26,7 @@ from ._operators import (
 )
 from ._rows import ACROSS_EDGES
 from ._softmax import softmax_of
-from ._trace import NO_ROW_FOR_DROPOUT, NODES, last_place
+from ._trace import NO_ROW_FOR_DROPOUT, NODES, OWN, last_place
 
 _M = TypeVar('_M', bound=Callable[..., int | list[int | None]])
 
@@ -306,6 +306,8 @@ class Parser:
         results, self.container = _args(node)
         for each in results:
             at = self._value(each)
+            if self._edge_dim(each) == 0 and not self._is_on_nodes(each):
+                raise Refused('aggregate returns a row for each edge, not for each node')
             of_nodes = self._is_on_nodes(each) and self.program.dependence(at) != PARAM
             if not of_nodes or self.program[at].dtype != _name(each.meta['val'].dtype):
                 raise Refused('aggregate returns a tensor that has no row for each node')
@@ -859,7 +861,7 @@ def _source_line(node: Node) -> str:
     """The line of the user's code that called an operator, if it is known."""
     lines = [line.strip() for line in (node.meta.get('stack_trace') or '').splitlines()]
     places = [k for k, line in enumerate(lines) if line.startswith('File "')]
-    if not places:
+    if not places or OWN in lines[places[-1]]:  # It is what calls the message.
         return ''
     code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ''
     return f' ({lines[places[-1]]}: {code})'

@@ -94,7 +94,7 @@ _OF_PYTHON = str(Path(inspect.__file__).parent)
 
 _UTILS_OF_PYG = str(Path(torch_geometric.utils.__file__).parent)
 
-_OWN = str(Path(__file__).parent)
+OWN = str(Path(__file__).parent)
 _MAX_LENGTH = 200  # of a text that is not ours in a reason
 
 NO_ROW_FOR_DROPOUT = 'dropout of what has no row for each edge'
@@ -111,11 +111,12 @@ _TERMS = (
     (r'using `(torch\.autograd\.\w+)`', _NO_OPERATION),
     (r'isinstance\(\) cannot determine type',
      'message cannot be traced: it reads what has no known type'),
-    (r'same reduction dim, but got \[\w+, (\d+)\] X \[(\d+), \d+\]',
+    (r'same reduction dim, but got \[[^],]+, (\d+)\] X \[(\d+), \d+\]',
      r'message raises RuntimeError: a linear map takes \2 columns, got \1'),
     (r"module '__main__' has no attribute '(\w+)'",
      r'message reads \1, which the module __main__ lacks, as under python -m cProfile'),
-    (r'message returns no tensor', 'message returns no tensor'),
+    (r'(message|aggregate) returns no tensor', r'\1 returns no tensor'),
+    (r'^Missing attribute when running call_method', 'message raises AttributeError'),
     # Its arguments: a text, of which the first line counts, or Dynamo's variable that holds one.
     (r"""Observed exception.*?raised exception (\w+)\((?:\[ConstantVariable\(\w+: )?["']?(.*?)"""
      r"""(?:\\n[^\n]*?)?["']?(?:\)\])?\)\s*\n""", r'message raises \1: \2'),
@@ -137,6 +138,10 @@ _TERMS = (
      r'message reads a tensor of \1 rows that propagate did not get, or that does not fit'),
     (r'^aten\.(nonzero|masked_select|_unique)|[Dd]ynamic (output )?shape operator',
      'the shape of a value depends on values of a tensor, as by a mask, nonzero() or unique()'),
+    # The unbacked sizes of edges and nodes are the first symbols.
+    (r'dependent expression (?:(?!u[2-9]|u\d\d|\(unhinted)[^\n])*\(unhinted[^\n]*'
+     r'Size-like symbols: u[01]\b',
+     'message asks for the number of edges or nodes, by if or in an operation'),
     (r'Could not guard on|Could not extract|[Dd]ata.dependent|_local_scalar_dense|'
      r'\b(tolist|item|repr)\(\)', READS_VALUE),
     (r"""when making fake tensor call.*?(?:got (\w+)\(["']|context: (\w+) <[^\n]*?>: )"""
@@ -216,7 +221,7 @@ def _is_library(place: str) -> bool:
     return (
         _OF_TORCH in place
         or _UTILS_OF_PYG in place
-        or _OWN in place
+        or OWN in place
         or (_OF_PYTHON in place and 'site-packages' not in place)
     )
 

@@ -80,6 +80,7 @@ _WRITES = {
 }  # fmt: skip
 
 HOOKED = 'hooks on its message passing'
+NO_AGGREGATION = 'aggr=None without an own aggregate'
 
 # Forwards of this package, and those of PyG whose arguments and results they have.
 FORWARDS: dict[Callable[..., object], Callable[..., object]] = {}
@@ -333,7 +334,7 @@ def why_not_aggregation(aggr: Aggregation) -> str | None:
             if not is_plain(module):
                 return 'its aggregation has hooks or is patched'
     if aggr is None:
-        return 'aggr=None without an own aggregate'
+        return NO_AGGREGATION
     if type(aggr) in TRACED:
         return None
     for part in parts_of(aggr):

@@ -3,12 +3,10 @@ PyG's, torch's, or a kernel's."""
 
 import functools
 import inspect
-import linecache
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 from weakref import WeakSet
 
@@ -36,6 +34,28 @@ from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, is_stream_capturing, raise_index_error
 from ..ops._numbers import check_share
 from ..ops.cbsr import CBSR
+from ._explain_own import (
+    TWO_TENSORS,
+    check_embedding,
+    check_first,
+    check_inner,
+    check_joined,
+    check_linear,
+    check_message,
+    check_rows,
+    embedding_of,
+    frames_of,
+    frames_of_method,
+    indices_of,
+    is_about,
+    is_own,
+    is_users,
+    propagated,
+    read_by,
+    reads,
+    rows_error,
+    users_frame,
+)
 
 T = TypeVar('T')
 P = ParamSpec('P')
@@ -58,8 +78,7 @@ _NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but go
 # By functions that look up rows, of torch and ours: the table.
 _TABLES = {'embedding': 'weight', 'look_up_rows': 'table'}
 # And of two sizes that must be the same.
-_TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
-_TWO_SIZES = rf'{_TWO_TENSORS}|Expected size (\d+) but got size (\d+)'
+_TWO_SIZES = rf'{TWO_TENSORS}|Expected size (\d+) but got size (\d+)'
 _EXPANDED = (
     r'expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\) at '
     'non-singleton'
@@ -78,10 +97,23 @@ def explain(
     """
     if isinstance(error, torch.OutOfMemoryError) or is_stream_capturing():  # Reads would end it.
         return None
+    try:
+        check_init(conv)
+    except AttributeError as lacking:
+        return lacking
+    if is_users(conv, error):
+        return None
     text = str(error)
     try:
         signature = inspect.signature(type(conv).forward)
-        given = signature.bind(conv, *args, **kwargs).arguments
+        try:
+            given = signature.bind(conv, *args, **kwargs).arguments
+        except TypeError:
+            return _raised(_check_data, signature, args)
+        if isinstance(conv, MessagePassing):
+            found = _raised(check_first, conv, given, error)
+            if found is not None:
+                return found
         named = any(re.search(rf"'{name}[^\w ]", text) for name in signature.parameters)
         is_more = (
             'has no attribute', 'keyword argument', 'is not defined', 'local variable',
@@ -91,7 +123,11 @@ def explain(
         is_turned = 'to have size' in text and getattr(edges, 'shape', ())[1:] == (2,)
         if named and not is_turned and not any(words in text for words in is_more):
             return None
-        return _find_mistake(conv, given, signature, error)
+        found = _raised(_check_call, conv, given, signature, error)
+        # What a user's own layer takes is not known: an error must speak of it, too.
+        if found is not None and (not is_own(conv) or is_about(found, text)):
+            return found
+        return _raised(_check_error, conv, given, error)
     except Exception:  # The search may fail, too: the error of the call stays.
         return None
 
@@ -213,38 +249,33 @@ def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
         if not name.startswith('edge_') or name.startswith(('edge_index', 'edge_label')):
             continue
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
-            raise _rows_error(name, 'edge_index', num_edges, value)
+            raise rows_error(name, 'edge_index', num_edges, value)
 
 
-def _rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeError:
-    return ShapeError(
-        f"'{name}' must have shape {[num_edges, *value.shape[1:]]}, a row for each edge of "
-        f"'{edges}', got {list(value.shape)}"
-    )
+def _rows(value: object) -> int | None:
+    return value.size(0) if isinstance(value, Tensor) and value.dim() > 0 else None
 
 
-def _read_by_message(conv: Any) -> set[str]:
-    """The arguments of a layer's message."""
-    message = getattr(type(conv), 'message', None)
-    return set() if message is None else set(inspect.signature(message).parameters)
-
-
-def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> None:
+def _check_rows_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for the argument that has rows of edges, but not one for each, by two sizes that do
     not fit."""
-    found = re.search(rf'{_TWO_SIZES}|{_EXPANDED} dimension 0', text)
+    found = re.search(rf'{_TWO_SIZES}|{_EXPANDED} dimension 0', str(error))
     sizes = set() if found is None else {int(size) for size in found.groups() if size is not None}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    read = _read_by_message(conv)
+    read = read_by(conv)
     for edges, value in tensors.items():
         is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
         if len(sizes) == 2 and is_list and value.size(1) in sizes:
             (other,) = sizes - {value.size(1)}
-            short = {k: v for k, v in tensors.items() if v.dim() > 0 and v.size(0) == other}
+            short = {k: v for k, v in tensors.items() if _rows(v) == other}
+            # What propagate has got is surer than another argument with as many rows.
+            passed = propagated(frames_of(error))
+            sure = {k for k in read.intersection(passed) if _rows(passed[k]) == other}
+            short = {k: v for k, v in short.items() if not sure or k in sure}
             for name in sorted(short, key=read.__contains__, reverse=True):
                 if name not in read and not read.isdisjoint((f'{name}_i', f'{name}_j')):
                     continue  # It has a row for each node, as it should.
-                error = _rows_error(name, edges, value.size(1), short[name])
+                error = rows_error(name, edges, value.size(1), short[name])
                 if name in read:
                     raise ShapeError(
                         f"{error}; features of nodes are '{name}_i' or '{name}_j' in 'message'"
@@ -252,171 +283,74 @@ def _check_rows_by_text(conv: Any, given: Mapping[str, object], text: str) -> No
                 raise error
 
 
-def _frames(error: Exception) -> list[FrameType]:
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-
-
-def _in_message(conv: Any, frames: Sequence[FrameType]) -> list[FrameType]:
-    """The calls of a layer's message."""
-    message = inspect.unwrap(type(conv).message) if isinstance(conv, MessagePassing) else None
-    code = getattr(message, '__code__', None)
-    return [frame for frame in frames if frame.f_code is code]
-
-
-def _line(frame: FrameType) -> str:
-    """The line at which a call ended."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-
-
-def _edges(frames: Sequence[FrameType]) -> object:
-    """The edges with which a layer called `propagate`."""
-    of = (frame.f_locals for frame in frames if frame.f_code.co_name == 'propagate')
-    return next(of, {}).get('edge_index')
-
-
-def _propagated(frames: Sequence[FrameType]) -> dict[str, object]:
-    """The arguments with which a layer called `propagate`."""
-    for frame in frames:
-        kwargs = frame.f_locals.get('kwargs')  # PyG's code has other values by this name.
-        if frame.f_code.co_name == 'propagate' and isinstance(kwargs, dict):
-            return kwargs
-    return {}
-
-
-def _check_dimensions(conv: Any, error: Exception) -> None:
-    """Raises for features of nodes in which `node_dim` is not that of the nodes."""
-    text, frames, dim = str(error), _frames(error), conv.node_dim
-    read = _read_by_message(conv)
-    values = [
-        (name, part) for name, value in _propagated(frames).items()
-        if not read.isdisjoint((f'{name}_i', f'{name}_j'))
-        for part in (value if isinstance(value, (tuple, list)) else (value,))
-        if isinstance(part, Tensor)
-    ]  # fmt: skip
-    for name, value in values if text.startswith('Dimension out of range') else ():
-        if value.dim() == 1 and dim < -1:
-            raise ShapeError(
-                f"'{name}' must have shape [num_nodes, channels], as 'node_dim' is {dim}, got "
-                f'{list(value.shape)}: {name}.view(-1, 1)'
-            )
-    is_beyond = any(words in text for words in (' must hold ', 'larger than', 'expected size'))
-    edges = _edges(frames)
-    if not is_beyond or dim != -2 or not isinstance(edges, Tensor) or edges.numel() == 0:
-        return
-    for name, value in values:
-        if value.dim() > 2 and value.size(-2) <= int(edges.max()) < value.size(0):
-            raise OptionError(
-                f"'node_dim' must be 0 for '{name}' of shape {list(value.shape)}, which has the "
-                'nodes first: super().__init__(node_dim=0)'
-            )
-
-
-def _results(frames: Sequence[FrameType]) -> Iterator[object]:
-    """What PyG's `aggregate`, or what runs in its place, has got as messages."""
-    for frame in frames:
-        is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
-        name = 'out' if is_direct else 'inputs'
-        is_pygs = frame.f_code is MessagePassing.aggregate.__code__
-        if name in frame.f_locals and (is_direct or is_pygs):
-            yield frame.f_locals[name]
-
-
-def _check_result(conv: Any, frames: Sequence[FrameType], text: str) -> None:
-    """Raises for what a message returns."""
-    for value in _results(frames):
-        kind = type(value).__name__
-        if value is None and f"'{kind}' object has no attribute" in text:
-            raise TypeError("'message' returns None: return a tensor")
-        if f"'{kind}' object has no attribute" in text:
-            raise TypeError(f"'message' must return a tensor, got {kind}")
-        if isinstance(value, Tensor) and value.dim() < -conv.node_dim:
-            raise ShapeError(
-                f"'message' must return a row of channels for each edge, got shape "
-                f'{list(value.shape)}: keepdim=True or .view(-1, 1) makes a column'
-            )
-
-
-def _check_message(conv: Any, given: Mapping[str, object], error: Exception) -> None:
-    """Raises for what an own message forgets: to return, an argument, or a column of numbers."""
-    text, frames = str(error), _frames(error)
-    _check_result(conv, frames, text)
-    propagated = _propagated(frames)
-    names = ', '.join(f"'{name}'" for name in propagated) or 'none'
-    found = re.search(r"^name '(\w+)' is not defined|local variable '(\w+)'", text)
-    if found is not None and frames[-1].f_code.co_name in ('collect', 'propagate'):
-        name = found[1] or found[2]
-        ends = [name + end for end in ('', '_i', '_j')]
-        read = next((each for each in ends if each in _read_by_message(conv)), None)
-        if read is not None:
-            raise OptionError(
-                f"'{name}' must be given to propagate, as 'message' takes '{read}', got {names}"
-            )
-    inside = _in_message(conv, frames)
-    for name in sorted(_read_by_message(conv)) if inside else ():
-        value = inside[-1].f_locals.get(name, 0)
-        if value is inspect.Parameter.empty:  # What PyG gives for it.
-            raise OptionError(
-                f"'{name}' must be given to propagate, as 'message' takes '{name}', got {names}"
-            )
-        is_given = name in propagated or name[:-2] in propagated
-        is_read = re.search(rf'\b{name}\b', _line(inside[-1]))
-        if value is None and 'NoneType' in text and is_given and is_read:
-            raise OptionError(f"'{name}' must be a tensor, as 'message' computes with it, got None")
-    found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
-    if found is not None and inside:
-        raise ShapeError(
-            f"'message' joins tensors of {found[1]} and {found[2]} dimensions: keepdim=True or "
-            '.unsqueeze(-1) makes a column of a number for each edge'
-        )
-    found = re.search(rf'{_TWO_TENSORS} at non-singleton dimension [1-9]', text)
-    edges = _edges(frames)
-    if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
-        return
-    count, sizes = edges.size(1), {int(found[1]), int(found[2])}
-    if count in sizes and inside:
-        (other,) = sizes - {count}
-        raise ShapeError(
-            f"'message' combines {other} channels with {count} numbers, one for each edge: "
-            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}'
-        )
-
-
-def _find_mistake(
-    conv: Any, given: Mapping[str, object], signature: inspect.Signature, error: Exception
-) -> Exception | None:
-    edge_index, x = given.get('edge_index'), given.get('x')
+def _raised(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """The error that a check raises of an argument."""
     try:
-        if conv.aggr_module is None and type(conv).aggregate is MessagePassing.aggregate:
-            raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
-        _check_dimensions(conv, error)
-        _check_attributes(conv)
-        _check_size(given.get('size'), 'edge_weight' in signature.parameters)
-        _check_types(conv, given, signature)
-        if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
-            check_edge_index(edge_index)
-            check_edge_rows(edge_index.size(1), given)
-            _check_nodes(conv, x, edge_index)
-        wanted, argument = getattr(conv, 'in_channels', None), 'in_channels'
-        if wanted is None and isinstance(conv, (GINConv, GINEConv)):
-            wanted, argument = columns_of(conv.nn), 'nn'
-        check_columns(x, wanted, argument)
-        if 'edge_attr' in signature.parameters:
-            _check_edge_attr(conv, x, given.get('edge_attr'))
-        if 'edge_type' in signature.parameters and hasattr(conv, 'num_relations'):
-            _check_edge_type(given.get('edge_type'), edge_index, conv.num_relations)
-        _check_dicts(conv, given)
-        if isinstance(x, Tensor) and x.dim() > 2 and hasattr(conv, 'heads'):
-            raise OptionError(
-                "'x' must have shape [num_nodes, in_channels], since attention takes no several "
-                f'features of one graph, got {list(x.shape)}'
-            )
-        _check_numbers_of_rows(given, error)
-        _check_by_text(conv, given, error)
-        if isinstance(conv, MessagePassing):
-            _check_message(conv, given, error)
+        check(*args, **kwargs)
     except (IndexError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
+
+
+def _check_call(
+    conv: Any, given: Mapping[str, object], signature: inspect.Signature, error: Exception
+) -> None:
+    """Raises for the argument of a call that does not fit, by what PyG's layers take."""
+    edge_index, x = given.get('edge_index'), given.get('x')
+    _check_attributes(conv)
+    if not is_own(conv):
+        _check_size(given.get('size'), 'edge_weight' in signature.parameters)
+    _check_types(conv, given, signature)
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        check_edge_index(edge_index)
+        check_edge_rows(edge_index.size(1), given)
+        _check_nodes(conv, x, edge_index)
+    wanted, argument = getattr(conv, 'in_channels', None), 'in_channels'
+    if wanted is None and isinstance(conv, (GINConv, GINEConv)):
+        wanted, argument = columns_of(conv.nn), 'nn'
+    check_columns(x, wanted, argument)
+    if 'edge_attr' in signature.parameters:
+        _check_edge_attr(conv, x, given.get('edge_attr'))
+    if 'edge_type' in signature.parameters and hasattr(conv, 'num_relations'):
+        _check_edge_type(given.get('edge_type'), edge_index, conv.num_relations)
+    _check_dicts(conv, given)
+    if isinstance(x, Tensor) and x.dim() > 2 and hasattr(conv, 'heads'):
+        raise OptionError(
+            "'x' must have shape [num_nodes, in_channels], since attention takes no several "
+            f'features of one graph, got {list(x.shape)}'
+        )
+
+
+def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for the argument of a call that an error speaks of."""
+    _check_numbers_of_rows(conv, given, error)
+    check_embedding(conv, error)
+    check_linear(given, error)
+    check_inner(conv, error)
+    check_joined(conv, error)
+    _check_by_text(conv, given, error)
+    check_rows(conv, given, error)
+    if isinstance(conv, MessagePassing):
+        check_message(conv, error)
+
+
+def check_init(module: object) -> None:
+    """Raises for a layer whose constructor has not called that of PyG."""
+    if isinstance(module, MessagePassing) and 'inspector' not in vars(module):
+        name = getattr(type(module), '_base', type(module)).__name__
+        raise AttributeError(
+            f"'{name}.__init__' must call super().__init__(), and set attributes after it"
+        )
+
+
+def _check_data(signature: inspect.Signature, args: tuple) -> None:
+    """Raises for a whole graph in place of the arguments of a layer."""
+    names = list(signature.parameters)[1:]
+    if len(args) == 1 and isinstance(args[0], BaseData):
+        raise TypeError(
+            f"'{names[0]}' must be a tensor, got {type(args[0]).__name__} alone: the layer takes "
+            f'{", ".join(names)}'
+        )
 
 
 def _check_attributes(conv: Any) -> None:
@@ -615,9 +549,9 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
         name: value for name, value in given.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
     }  # fmt: skip
-    _check_numbers_of_types(given, text)
-    _check_rows_by_text(conv, given, text)
-    _check_widths_by_text(conv, tensors, text)
+    _check_numbers_of_types(given, error)
+    _check_rows_by_text(conv, given, error)
+    _check_widths_by_text(conv, tensors, error)
     weight = _weight_of(conv)
     if weight is not None and 'same dtype' in text:
         for name, value in tensors.items():
@@ -625,16 +559,17 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
     found = re.search(r'Encountered tensor with size (\d+) in .*, but expected size (\d+)', text)
     if found is not None:
         rows, wanted = map(int, found.groups())
-        for name, value in tensors.items():
-            if value.size(0) == rows:
+        for name, value in (tensors | propagated(frames_of(error))).items():
+            if isinstance(value, Tensor) and value.size(0) == rows:
                 raise ShapeError(
-                    f"'{name}' must have a row for each of {wanted} nodes, as other features or "
-                    f"'size' say, got {list(value.shape)}"
+                    f"'{name}' must have a row for each of {wanted} nodes, as other features, "
+                    f"'size' or a prepared graph say, got {list(value.shape)}"
                 )
     found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
     if found is not None:
         fewer, more = sorted(map(int, found.groups()))
-        read = _read_by_message(conv) if _in_message(conv, _frames(error)) else set(tensors)
+        inside = frames_of_method(conv, 'message', frames_of(error))
+        read = read_by(conv) if inside else set(tensors)
         for name, value in tensors.items():
             if value.dim() == fewer and not read.isdisjoint((name, f'{name}_i', f'{name}_j')):
                 raise ShapeError(
@@ -688,26 +623,28 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
 def _of_width(conv: Any, tensors: Mapping[str, Tensor], columns: int) -> list[str]:
     """The arguments of so many columns; those that the message reads, if there are some."""
     names = [name for name, value in tensors.items() if value.size(-1) == columns]
-    read_names = {name.removesuffix('_i').removesuffix('_j') for name in _read_by_message(conv)}
+    read_names = {name.removesuffix('_i').removesuffix('_j') for name in read_by(conv)}
     return [name for name in names if name in read_names] or names
 
 
-def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], text: str) -> None:
-    """Raises if one argument alone has each of the two widths that do not fit."""
-    found = re.search(rf'{_TWO_TENSORS} at non-singleton dimension (\d+)', text)
+def _check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], error: Exception) -> None:
+    """Raises if one argument alone has each of the two widths that do not fit; in a user's layer if
+    the line at which it failed reads both."""
+    found = re.search(rf'{TWO_TENSORS} at non-singleton dimension (\d+)', str(error))
     if found is None:
         return
     one, other, dim = map(int, found.groups())
     wide = {name: value for name, value in tensors.items() if value.dim() == dim + 1 > 1}
     names = [_of_width(conv, wide, columns) for columns in (one, other)]
-    if list(map(len, names)) == [1, 1]:
+    frame = users_frame(frames_of(error)) if is_own(conv) else None
+    if list(map(len, names)) == [1, 1] and (frame is None or reads(frame, *names[0], *names[1])):
         raise ShapeError(
             f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
             f'them, got {one} and {other}'
         )
 
 
-def _check_numbers_of_rows(given: Mapping[str, object], error: Exception) -> None:
+def _check_numbers_of_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises if one argument alone can hold the numbers that a table lacks."""
     text = str(error)
     found = re.search(r'index -?\d+ is out of bounds for dimension 0 with size (\d+)', text)
@@ -727,19 +664,23 @@ def _check_numbers_of_rows(given: Mapping[str, object], error: Exception) -> Non
         }  # fmt: skip
     if len(ranges) == 1:
         ((name, (low, high)),) = ranges.items()
+        table = embedding_of(conv, error)
         which = '' if rows is None else f', which has {rows}'
+        which = which if table is None else f", '{table[0]}'{which}"
         raise IndexError(
             f"'{name}' must hold numbers of rows of the table that it indexes{which}, got values "
             f'from {low} to {high}'
         )
 
 
-def _check_numbers_of_types(given: Mapping[str, object], text: str) -> None:
+def _check_numbers_of_types(given: Mapping[str, object], error: Exception) -> None:
     """Raises if one argument alone can be what a table takes as numbers of its rows."""
+    text, indices = str(error), indices_of(error)
     if 'scalar types: Long, Int' in text or 'used as indices must be' in text:
         found = [
             (name, value.dtype) for name, value in given.items()
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 1
+            and (indices is None or indices.data_ptr() == value.data_ptr())
         ]  # fmt: skip
         if len(found) == 1:
             ((name, dtype),) = found

@@ -185,6 +185,13 @@ class NoRowOfNodes(Refused):
         return scatter(inputs, index, 0, dim_size), self.edge.bias.expand(dim_size, C) * 1
 
 
+class OfEdges(Refused):
+    reason = 'aggregate returns a row for each edge, not for each node'
+
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: int) -> Any:
+        return inputs
+
+
 class UsesCounts(Refused):
     reason = 'used as a number'
 

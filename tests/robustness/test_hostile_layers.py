@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import OptTensor
+from torch_geometric.utils import add_self_loops, softmax
 
 from pyg_fast import accelerate, accelerate_report, nn, small_graphs, transforms
 from pyg_fast.graph import prepare_edge_index, set_group_sizes
@@ -491,6 +493,173 @@ class NoEnd(Forgets):
         return x
 
 
+class ByPosition(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x)
+
+
+class ByEnd(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x_j=x[edge_index[0]])
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
+class Exchanged(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(x, x=edge_index)
+
+
+class OneSize(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, size=x.size(0))
+
+
+class OwnShape(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, size=x.size())
+
+
+class Looped(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        edges, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        return self.propagate(edges, x=x, gate=gate)
+
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return x_j * gate.view(-1, 1)
+
+
+class Pointers(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return softmax((x_i * x_j).sum(-1, keepdim=True), index, size_i) * x_j
+
+
+class ByEdges(Forgets):
+    def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
+        return softmax(x_j, edge_index) * x_j
+
+
+class NoUpdate(Forgets):
+    def update(self, aggr_out: Tensor, gates: Tensor) -> Tensor:
+        return aggr_out + gates
+
+
+class NoAggregate(Forgets):
+    def aggregate(self, inputs: Tensor, index: Tensor, gates: Tensor) -> Tensor:
+        return super().aggregate(inputs * gates, index)
+
+
+class LateOutput(Forgets):
+    def update(self, x: Tensor, aggr_out: Tensor) -> Tensor:
+        return aggr_out + x
+
+
+class NoUpdated(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x) + x
+
+    def update(self, aggr_out):  # type: ignore[no-untyped-def]
+        aggr_out.relu()
+
+
+class NoAggregated(NoUpdated):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        out = self.propagate(edge_index, x=x)
+        return out + x
+
+    def aggregate(self, inputs, index):  # type: ignore[no-untyped-def]
+        inputs.sum(0)
+
+    def update(self, aggr_out):  # type: ignore[no-untyped-def]
+        return aggr_out
+
+
+class Widened(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.cat([x_j, x_j], -1)
+
+    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
+        return aggr_out + x
+
+
+class NoneAdded(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, gate=None)
+
+    def update(self, aggr_out: Tensor, gate: Tensor) -> Tensor:
+        return aggr_out + gate
+
+
+class PairAdded(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=(x, x))
+
+    def update(self, aggr_out: Tensor, x: Any) -> Tensor:
+        return aggr_out + x
+
+
+class TwoWidths(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, half=x[:, :6])
+
+    def message(self, x_j: Tensor, half_j: Tensor) -> Tensor:
+        return x_j + half_j
+
+
+class InnerMap(Forgets):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = torch.nn.Sequential(torch.nn.Linear(IN, 24), torch.nn.Linear(IN, 4))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.mlp(x_j)
+
+
+class NoDegree(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, degree=x.sum(1))
+
+    def message(self, x_j: Tensor, degree: Tensor) -> Tensor:
+        return x_j / degree.view(-1, 1)
+
+
+class ByDefault(Forgets):
+    def message(self, x_j: Tensor, edge_attr: OptTensor = None) -> Tensor:
+        return x_j * edge_attr
+
+
+class NoSelf(Forgets):
+    def message(x_j):  # type: ignore[no-untyped-def]
+        return x_j
+
+
+class InRows(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.cat([x_i, x_j])
+
+
+class InRowsMapped(Forgets):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(2 * IN, 4)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(torch.cat([x_i, x_j]))
+
+
+class OfHeads(Forgets):
+    def __init__(self) -> None:
+        super().__init__(node_dim=0)
+
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x.view(-1, 3, 4))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        score = x_j.sum(-1)
+        return score * x_j
+
+
 @pytest.mark.parametrize(
     ('layer', 'text'),
     [
@@ -504,6 +673,51 @@ class NoEnd(Forgets):
         (Summed, r"'message' must return a row of channels .* got shape \[\d+\]: keepdim=True"),
         (Joined, "'message' joins tensors of 2 and 1 dimensions: keepdim=True"),
         (NoEnd, "'x' must have shape .* got .*; features of nodes are 'x_i' or 'x_j' in 'message'"),
+        (
+            ByPosition,
+            r"'size' of propagate must be a pair .* got Tensor: .* propagate\(edge_index, x",
+        ),
+        (ByEnd, "'x' must be given to propagate, as 'message' takes 'x_j', got 'x_j'$"),
+        (
+            Exchanged,
+            r"'edge_index' of propagate must have shape \[2, num_edges\], got .*float32 of",
+        ),
+        (OneSize, "'size' of propagate must be a pair .* got int$"),
+        (OwnShape, rf"'size' of propagate must be .* got \(80, {IN}\), which is the shape of 'x'"),
+        (
+            Looped,
+            r"'gate' must have shape \[200\], .* got \[120\]: 'forward' has changed 'edge_index'",
+        ),
+        (Pointers, r"'ptr', the third argument of softmax, .* got int: .*num_nodes=size_i\)"),
+        (ByEdges, r"'index' of softmax must have shape \[num_edges\], got \[2, 120\]"),
+        (
+            NoUpdate,
+            "'gates' must be given to propagate, as 'update' takes 'gates', got 'x', 'gate'$",
+        ),
+        (NoAggregate, "'gates' must be given to propagate, as 'aggregate' takes 'gates', got 'x'"),
+        (
+            LateOutput,
+            "'aggr_out' must be given .* the first argument of 'update' is what .* not 'x'",
+        ),
+        (NoUpdated, "'update' returns None: return a tensor"),
+        (NoAggregated, "'aggregate' returns None: return a tensor"),
+        (Widened, f"'aggr_out' and 'x' must have as many columns, .* got {2 * IN} and {IN}"),
+        (NoneAdded, "'gate' must be a tensor, as 'update' computes with it, got None"),
+        (PairAdded, r"'x' of 'update' is the pair that propagate got: x\[1\] is that of dest"),
+        (TwoWidths, f"'x_j' and 'half_j' must have as many columns, .* got {IN} and 6"),
+        (InnerMap, f"'mlp.1' must get {IN} columns, as its in_features is {IN}, got shape .*24"),
+        (NoDegree, r"'degree' must have shape \[120\], .* 'degree_i' or 'degree_j' in 'message'$"),
+        (ByDefault, "'edge_attr' must be given to propagate, as .* 'edge_attr', got 'x', 'gate'$"),
+        (NoSelf, "'message' returns the layer: its first parameter is 'self'"),
+        (
+            InRows,
+            r"'message' must return a row for each of 120 edges, got shape \[240, 12\]: torch.cat",
+        ),
+        (
+            InRowsMapped,
+            "'message' gives a linear map of 24 columns 240 rows of 12, 2 for each edge",
+        ),
+        (OfHeads, r"'message' combines values of shapes \[120, 3, 4\] and \[120, 3\]: .unsqueeze"),
     ],
 )
 @pytest.mark.parametrize('how', ['kernel', 'pyg'])
@@ -514,6 +728,145 @@ def test_own_layer_names_what_it_forgets(
     gate = torch.rand(data.num_edges, device=device)
     with small_graphs(how), pytest.raises((TypeError, ValueError), match=f'^{text}'):
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
+
+
+class Kinds(pyg.MessagePassing):
+    """With embeddings of nodes and edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes, self.kinds = torch.nn.Embedding(9, IN), torch.nn.Embedding(3, IN)
+        self.lin = torch.nn.Linear(IN, IN)
+
+    def forward(self, nodes, edges, kinds, weight):  # type: ignore[no-untyped-def]
+        x = self.lin(nodes) if nodes.is_floating_point() else self.nodes(nodes)
+        return self.propagate(edges, x=x, kinds=kinds, weight=weight)
+
+    def message(self, x_j: Tensor, kinds: Tensor, weight: Tensor) -> Tensor:
+        return x_j * self.kinds(kinds[:, 0]) + self.lin(weight)
+
+
+@pytest.mark.parametrize(
+    ('changed', 'text'),
+    [
+        (
+            {'nodes': 9},
+            "'nodes' must hold .* table .*, 'nodes', which has 9, got values from 1 to 9",
+        ),
+        ({'kinds': 3}, r"'kinds' must get numbers in \[0, 3\), .* got values from 1 to 3"),
+        ({'kinds': -1}, r"'kinds' must get numbers in \[0, 3\), .* got values from -1 to 1"),
+        (
+            {'weight': 1},
+            r"'weight' must hold floating-point numbers, got torch.int64: weight.float",
+        ),
+    ],
+)
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_own_layer_names_what_modules_lack(changed: dict[str, int], text: str, how: str) -> None:
+    data = small_graph(torch.device('cpu'))
+    given = {
+        'nodes': torch.ones(NODES).long(), 'edges': data.edge_index,
+        'kinds': torch.ones(data.num_edges, 2).long(), 'weight': torch.ones(data.num_edges, IN),
+    }  # fmt: skip
+    conv = accelerate(Kinds())
+    with small_graphs(how):
+        assert conv(**given).isfinite().all()
+        for name, value in changed.items():
+            given[name] = given[name].long()
+            given[name][0] = value
+        with pytest.raises((IndexError, TypeError), match=f'^{text}'):
+            conv(**given)
+    (report,) = accelerate_report(conv)
+    assert re.match(rf'\w+: {text}', report.error)
+
+
+class Unlike(pyg.MessagePassing):
+    """A layer that takes other things by the names that PyG's layers have, and then fails."""
+
+    def __init__(self, fail: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.table, self.lin, self.fail = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4), fail
+        self.in_channels, self.edge_dim, self.num_relations = 6, 6, 2
+
+    def forward(self, x, edge_index, edge_attr, edge_weight, size):  # type: ignore[no-untyped-def]
+        x = self.table(x[0])
+        return self.propagate(edge_index, x=x, rows=edge_attr, weight=edge_weight + size)
+
+    def message(self, x_j: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+        return self.lin(x_j * weight + rows.sum()) + self.fail(self)
+
+
+def raises_mine(layer: Any) -> None:
+    raise ValueError("mine: 'x' has no size")
+
+
+@pytest.mark.parametrize(
+    ('fail', 'text'),
+    [
+        (raises_mine, "mine: 'x' has no size"),
+        (lambda layer: layer.missing, "'Unlike' object has no attribute 'missing'"),
+        (lambda layer: missing, "name 'missing' is not defined"),  # noqa: F821
+        (lambda layer: {}['x'], "'x'"),
+        (lambda layer: torch.ones(5) + torch.ones(7), 'The size of tensor a .5. must match'),
+        (lambda layer: layer.table(torch.ones(2)), "Expected tensor for argument #1 'indices'"),
+        (lambda layer: torch.ones(1, 4) + torch.ones(1, 9), 'The size of tensor a .4. must match'),
+        (lambda layer: torch.ones(5)[7], 'index 7 is out of bounds for dimension 0 with size 5'),
+        (lambda layer: 'a' + layer, 'can only concatenate str'),
+    ],
+)
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_errors_of_the_user_stay(fail: Callable[[Any], Any], text: str, how: str) -> None:
+    data, layer = small_graph(torch.device('cpu')), accelerate(Unlike(lambda layer: 0))
+    given = torch.arange(NODES).view(1, -1) % 9, data.edge_index, torch.rand(3), torch.rand(120, 1)
+    with small_graphs(how):
+        assert layer(*given, 2).shape == (NODES, 4)
+        layer.fail = fail
+        with pytest.raises(Exception, match=f'^{text}') as error:
+            layer(*given, 2)
+    assert error.value.__cause__ is None
+
+
+class Edges(pyg.MessagePassing):
+    """With edges by a name of its own."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.propagate(edges, x=x)
+
+
+@pytest.mark.parametrize('cls', [Own, Edges])
+@pytest.mark.parametrize('prepared', [False, True])
+def test_layer_names_what_is_exchanged(device: torch.device, cls: type, prepared: bool) -> None:
+    data = small_graph(device)
+    data = transforms.ToCSR()(data) if prepared else data
+    layer = accelerate(cls(IN, 4) if cls is Own else cls()).to(device)
+    text = r"'edge\w+' must be edges of shape .*, got torch.float32 .*, but 'x' has got such edges"
+    with pytest.raises(ValueError, match=f'^{text}'):
+        layer(data.edge_index, data.x)
+    with pytest.raises(
+        TypeError, match="^'x' must be a tensor, got Data alone: the layer takes x,"
+    ):
+        layer(data)
+
+
+def test_layer_without_its_constructor() -> None:
+    class NoInit(pyg.MessagePassing):
+        def __init__(self) -> None:
+            self.channels = 3
+
+    class NoInitOfOurs(nn.FusedMessagePassing):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+    for layer in (NoInit(), NoInitOfOurs()):
+        text = rf"'{type(layer).__name__}.__init__' must call super\(\).__init__\(\)"
+        for function in (accelerate, accelerate_report):
+            with pytest.raises(AttributeError, match=text):
+                function(layer)
+    with pytest.raises(AttributeError, match=text):
+        layer(torch.ones(3, 4), torch.zeros(2, 5).long())
 
 
 class Nodes(pyg.MessagePassing):
@@ -591,8 +944,9 @@ def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> Non
     wide = torch.randn(NODES, IN + 1, device=device)
     with raises(ValueError, match=r"'x' must fit a linear map .* takes 24 .* got 26 .*'x': 13"):
         layer(wide, data.edge_index)
-    with raises(ValueError, match="'aggr' must be given to a layer without an 'aggregate'"):
-        Unreduced()(data.x, data.edge_index)
+    for layer in (Unreduced(), accelerate(UnreducedOfPyG(aggr=None))):
+        with raises(ValueError, match="'aggr' must be given to a layer without an 'aggregate'"):
+            layer(data.x, data.edge_index)
 
 
 @pytest.mark.parametrize('name', ['RGCNConv', 'RGATConv'])
@@ -633,6 +987,11 @@ class Unreduced(nn.FusedMessagePassing):
     def __init__(self) -> None:
         super().__init__(aggr=None)
 
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+class UnreducedOfPyG(pyg.MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
 

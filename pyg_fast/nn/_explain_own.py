@@ -1,0 +1,593 @@
+"""Says what the functions of a user's own layer do wrong, by the frames of the call that failed."""
+
+import dis
+import inspect
+import linecache
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch_geometric.utils._softmax as softmax_of_pyg
+from torch import Tensor
+from torch.nn import Embedding, Linear, Module, Sequential
+from torch_geometric.nn import MessagePassing
+
+from ..errors import DeviceError, DtypeError, OptionError, ShapeError
+
+# What torch says of two sizes that must be the same.
+TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
+# The methods of a layer that PyG calls, and what passes them their arguments.
+_CALLERS = {
+    'message': 'propagate', 'aggregate': 'propagate', 'update': 'propagate',
+    'edge_update': 'edge_updater',
+}  # fmt: skip
+_LIBRARIES = ('torch', 'torch_geometric', 'pyg_fast')
+_OF_PYTHON = str(Path(inspect.__file__).parent)
+# Words of torch and PyG by what they complain of; the first class that fits counts.
+_OF_SHAPES = r'size|shape|dim|match|[Ee]xpect|Encountered|mat1|range|\dD\b'
+_TOPICS: tuple[tuple[type[Exception], str], ...] = (
+    (DtypeError, r'dtype|type|Long|Double|Half|Float|Bool|integer|indices'),
+    (DeviceError, r'device|meta'),
+    (ShapeError, _OF_SHAPES),
+    (
+        TypeError,
+        r"must be Tensor|NoneType|'(?!Tensor)\w+' object|support|iterable|subscript|[Ee]xpect",
+    ),
+    (IndexError, r'ind(ex|ices)|range|bounds|size|Encountered| must hold '),
+    (ValueError, f'{_OF_SHAPES}|NoneType|must be Tensor'),
+)
+# What PyG's code says of nodes that do not exist.
+_BEYOND = (' must hold ', 'larger than', 'expected size', "invalid 'dim_size'")
+
+
+def frames_of(error: Exception) -> list[FrameType]:
+    """The calls that an error has ended, from the outermost on."""
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def frames_of_method(conv: Any, name: str, frames: Sequence[FrameType]) -> list[FrameType]:
+    """The calls of a layer's method."""
+    method = getattr(type(conv), name, None) if isinstance(conv, MessagePassing) else None
+    code = getattr(inspect.unwrap(method), '__code__', None) if callable(method) else None
+    return [] if code is None else [frame for frame in frames if frame.f_code is code]
+
+
+def read_by(conv: Any, name: str = 'message') -> set[str]:
+    """The arguments of a layer's method."""
+    method = getattr(type(conv), name, None)
+    return set() if method is None else set(inspect.signature(method).parameters)
+
+
+def rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeError:
+    """The error for an argument that has not a row for each edge."""
+    return ShapeError(
+        f"'{name}' must have shape {[num_edges, *value.shape[1:]]}, a row for each edge of "
+        f"'{edges}', got {list(value.shape)}"
+    )
+
+
+def _line(frame: FrameType) -> str:
+    """The line at which a call ended."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+def reads(frame: FrameType, *names: str) -> bool:
+    """Whether the line at which a call ended has all of some names, also for an end of edges."""
+    return all(re.search(rf'\b{name}(_[ij])?\b', _line(frame)) for name in names)
+
+
+def users_frame(frames: Sequence[FrameType]) -> FrameType | None:
+    """The last call of the user's code."""
+    return next((frame for frame in reversed(frames) if not _is_library(frame)), None)
+
+
+def _of_propagate(frames: Sequence[FrameType], name: str) -> object:
+    """An argument by which a layer called `propagate`."""
+    of = (frame.f_locals for frame in frames if frame.f_code.co_name == 'propagate')
+    return next(of, {}).get(name)
+
+
+def propagated(frames: Sequence[FrameType], caller: str = 'propagate') -> dict[str, object]:
+    """The arguments by name with which a layer called `propagate` or `edge_updater`."""
+    for frame in frames:
+        if frame.f_code.co_name == caller:
+            kwargs = frame.f_locals.get('kwargs')
+            if isinstance(kwargs, dict):  # PyG's templates have other values by this name.
+                return kwargs
+            names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
+            given = {name: frame.f_locals.get(name) for name in names}
+            return {name: given[name] for name in given if name not in ('edge_index', 'size')}
+    return {}
+
+
+def _names(values: Mapping[str, object]) -> str:
+    return ', '.join(f"'{name}'" for name in values) or 'none'
+
+
+def _is_list(value: object) -> bool:
+    """Whether a value has the form of a list of edges."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.dim() != 2:
+        return False
+    return value.size(0) == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+# Whose error it is --------------------------------------------------------------------------------
+
+
+def is_own(conv: Any) -> bool:
+    """Whether the `forward` of a layer is the user's."""
+    module = getattr(inspect.unwrap(type(conv).forward), '__module__', None) or ''
+    return module.partition('.')[0] not in _LIBRARIES
+
+
+def is_users(conv: Any, error: Exception) -> bool:
+    """Whether an error is of the user's own code: raised by it, or of a name that it lacks."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _is_library(trace.tb_frame):
+        return False
+    at, code = trace.tb_lasti, trace.tb_frame.f_code
+    if any(e.offset == at and 'RAISE' in e.opname for e in dis.get_instructions(code)):
+        return True
+    text, names = (
+        str(error),
+        {type(conv).__name__, getattr(type(conv), '_base', type(conv)).__name__},
+    )
+    lacks = any(text.startswith(f"'{name}' object has no attribute") for name in names)
+    return lacks or isinstance(error, (KeyError, NameError))
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Whether a call is of code that is installed, or made while it runs."""
+    path = frame.f_code.co_filename
+    name = frame.f_globals.get('__name__', '').partition('.')[0]
+    is_template = 'CollectArgs' in frame.f_globals  # of PyG
+    is_installed = 'site-packages' in path or path.startswith(_OF_PYTHON)
+    return name in _LIBRARIES or is_template or is_installed
+
+
+def is_about(found: Exception, text: str) -> bool:
+    """Whether the text of an error may speak of what a check has found."""
+    if re.search(r'scalar type|dtype', text) is not None:
+        return isinstance(found, DtypeError)
+    topics = (topic for kind, topic in _TOPICS if isinstance(found, kind))
+    if re.search(next(topics), text) is None:
+        return False
+    # Sizes that it complains of must be among those of the argument.
+    sizes = re.sub(r'(dimension|position) -?\d+', '', text)
+    numbers, known = (set(re.findall(r'\d+', each)) for each in (sizes, str(found)))
+    is_of_dtype = isinstance(found, (DtypeError, DeviceError))
+    return is_of_dtype or not numbers or not known or not numbers.isdisjoint(known)
+
+
+# What is surely wrong, whatever the error says ----------------------------------------------------
+
+
+def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for mistakes that are sure, whatever argument the error itself names."""
+    text, frames = str(error), frames_of(error)
+    is_called = "'NoneType' object is not callable" in text
+    own = type(conv).aggregate is not MessagePassing.aggregate
+    if is_called and conv.aggr_module is None and not own:
+        raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
+    _check_order(given, frames, text)
+    _check_dimensions(conv, frames, text)
+    _check_sizes(conv, given, frames, text)
+    _check_softmax(frames)
+    for method, caller in _CALLERS.items():
+        _check_missing(conv, method, caller, frames, text)
+    _check_returns(conv, frames, text)
+
+
+def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text: str) -> None:
+    """Raises for features in the place of edges."""
+    edges, names = _of_propagate(frames, 'edge_index'), list(given)
+    others = [k for k, v in given.items() if _is_list(v) and not k.startswith('edge')]
+    for name, value in given.items() if others else ():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        # By this name also go features of edges.
+        is_second = name == 'edges' and names[0] == others[0] and 'same dtype' in text
+        if name == 'edge_index' or value is edges or is_second:
+            raise ShapeError(
+                f"'{name}' must be edges of shape [2, num_edges], got {value.dtype} of shape "
+                f"{list(value.shape)}, but '{others[0]}' has got such edges: exchange the two"
+            )
+    is_read = 'to be of integer type' in text
+    is_given = given.get('edge_index') is edges
+    if isinstance(edges, Tensor) and is_read and edges.is_floating_point() and not is_given:
+        raise ShapeError(
+            f"'edge_index' of propagate must have shape [2, num_edges], got {edges.dtype} of shape "
+            f'{list(edges.shape)}: propagate(edge_index, x=x)'
+        )
+
+
+def _check_sizes(
+    conv: Any, given: Mapping[str, object], frames: Sequence[FrameType], text: str
+) -> None:
+    """Raises for a `size` that `forward` gives to `propagate`."""
+    size = _of_propagate(frames, 'size')
+    if given.get('size') is size and not is_own(conv):
+        return
+    if isinstance(size, (int, Tensor)):
+        cure = ': features go by name, propagate(edge_index, x=x)'
+        raise ValueError(
+            f"'size' of propagate must be a pair of the numbers of sources and destinations, got "
+            f'{type(size).__name__}{cure if isinstance(size, Tensor) else ""}'
+        )
+    if type(size) is not torch.Size or not any(words in text for words in _BEYOND):
+        return
+    for name, value in propagated(frames).items():
+        if isinstance(value, Tensor) and value.shape == size and conv.node_dim in (0, -2):
+            raise ValueError(
+                f"'size' of propagate must be a pair of the numbers of sources and destinations, "
+                f"got {tuple(size)}, which is the shape of '{name}'"
+            )
+
+
+def _check_softmax(frames: Sequence[FrameType]) -> None:
+    """Raises for arguments of PyG's softmax."""
+    for frame in frames:
+        if frame.f_globals is not vars(softmax_of_pyg) or frame.f_code.co_name != 'softmax':
+            continue
+        ptr, index = frame.f_locals.get('ptr'), frame.f_locals.get('index')
+        if isinstance(ptr, int):
+            raise TypeError(
+                "'ptr', the third argument of softmax, must be a tensor, got int: the number of "
+                'nodes has a name, softmax(src, index, num_nodes=size_i)'
+            )
+        if isinstance(index, Tensor) and index.dim() == 2 and index.size(0) == 2 and ptr is None:
+            raise ShapeError(
+                f"'index' of softmax must have shape [num_edges], got {list(index.shape)}: "
+                "softmax(src, index, num_nodes=size_i), as 'message' may take 'index' and 'size_i'"
+            )
+
+
+def _check_missing(
+    conv: Any, method: str, caller: str, frames: Sequence[FrameType], text: str
+) -> None:
+    """Raises for an argument of a method that the layer has not passed."""
+    read = inspect.signature(getattr(type(conv), method)).parameters
+    missing: str | None = None
+    found = re.search(r"^name '(\w+)' is not defined|local variable '(\w+)'", text)
+    if found is not None and frames[-1].f_code.co_name in ('collect', 'edge_collect', caller):
+        name = found[1] or found[2]
+        missing = next((n for n in (name, f'{name}_i', f'{name}_j') if n in read), None)
+    # PyG's Python code passes a class for what is missing.
+    inside = frames_of_method(conv, method, frames)
+    for name in sorted(read) if inside else ():
+        if inside[-1].f_locals.get(name) is inspect.Parameter.empty:
+            missing = name
+    is_returned = any(value is inspect.Parameter.empty for value in _results(frames))
+    if method == 'message' and is_returned:
+        given = propagated(frames)
+        missing = next((n for n in read if n[-2:] in ('_i', '_j') and n[:-2] not in given), None)
+    if missing is None:
+        return
+    given = propagated(frames, caller)
+    name = missing[:-2] if missing[-2:] in ('_i', '_j') else missing
+    first = list(read)[1] if len(read) > 1 else ''
+    cure = ''
+    if method in ('aggregate', 'update') and first in given:
+        cure = f"; the first argument of '{method}' is what 'propagate' has computed, not '{first}'"
+    raise OptionError(
+        f"'{name}' must be given to {caller}, as '{method}' takes '{missing}', got {_names(given)}"
+        f'{cure}'
+    )
+
+
+def _check_returns(conv: Any, frames: Sequence[FrameType], text: str) -> None:
+    """Raises for a method without a result, or that takes no layer."""
+    for value in _results(frames):
+        if value is conv:
+            raise TypeError(
+                "'message' returns the layer: its first parameter is 'self', as in message(self, "
+                'x_j)'
+            )
+    inside = frames_of_method(conv, 'forward', frames)
+    if 'NoneType' not in text or not inside or _of_propagate(frames, 'self') is not None:
+        return
+    results = re.findall(r'(\w+) = self\.propagate\(', inspect.getsource(inside[-1].f_code))
+    has_none = any(inside[-1].f_locals.get(name, 0) is None for name in results)
+    for method in ('aggregate', 'update'):
+        own = getattr(type(conv), method)
+        is_called = has_none or 'propagate' in _line(inside[-1])
+        if own is not getattr(MessagePassing, method) and is_called and _returns_nothing(own):
+            raise TypeError(f"'{method}' returns None: return a tensor")
+
+
+def _returns_nothing(function: Any) -> bool:
+    """Whether a function ends without a result, wherever it ends."""
+    code = getattr(inspect.unwrap(function), '__code__', None)
+    steps = [] if code is None else list(dis.get_instructions(code))
+    ends = [
+        each if each.opname == 'RETURN_CONST' else before
+        for before, each in zip(steps, steps[1:], strict=False)
+        if each.opname in ('RETURN_CONST', 'RETURN_VALUE')
+    ]
+    of_none = ('RETURN_CONST', 'LOAD_CONST')
+    return len(ends) > 0 and all(e.opname in of_none and e.argval is None for e in ends)
+
+
+# What the error tells ----------------------------------------------------------------------------
+
+
+def _check_dimensions(conv: Any, frames: Sequence[FrameType], text: str) -> None:
+    """Raises for features of nodes in which `node_dim` is not that of the nodes."""
+    dim, read = conv.node_dim, read_by(conv)
+    values = [
+        (name, part) for name, value in propagated(frames).items()
+        if not read.isdisjoint((f'{name}_i', f'{name}_j'))
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(part, Tensor)
+    ]  # fmt: skip
+    for name, value in values if text.startswith('Dimension out of range') else ():
+        if value.dim() == 1 and dim < -1:
+            raise ShapeError(
+                f"'{name}' must have shape [num_nodes, channels], as 'node_dim' is {dim}, got "
+                f'{list(value.shape)}: {name}.view(-1, 1)'
+            )
+    edges = _of_propagate(frames, 'edge_index')
+    is_beyond = any(words in text for words in _BEYOND) and isinstance(edges, Tensor)
+    if not is_beyond or dim != -2 or not isinstance(edges, Tensor) or edges.numel() == 0:
+        return
+    for name, value in values:
+        if value.dim() > 2 and value.size(-2) <= int(edges.max()) < value.size(0):
+            raise OptionError(
+                f"'node_dim' must be 0 for '{name}' of shape {list(value.shape)}, which has the "
+                'nodes first: super().__init__(node_dim=0)'
+            )
+
+
+def _results(frames: Sequence[FrameType]) -> Iterator[object]:
+    """What PyG's `aggregate`, or what runs in its place, has got as messages."""
+    for frame in frames:
+        is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
+        name = 'out' if is_direct else 'inputs'
+        is_pygs = frame.f_code is MessagePassing.aggregate.__code__
+        if name in frame.f_locals and (is_direct or is_pygs):
+            yield frame.f_locals[name]
+
+
+def _check_result(conv: Any, frames: Sequence[FrameType], text: str) -> None:
+    """Raises for what a message returns."""
+    edges = _of_propagate(frames, 'edge_index')
+    for value in _results(frames):
+        kind = type(value).__name__
+        if value is None and f"'{kind}' object has no attribute" in text:
+            raise TypeError("'message' returns None: return a tensor")
+        if f"'{kind}' object has no attribute" in text:
+            raise TypeError(f"'message' must return a tensor, got {kind}")
+        if isinstance(value, Tensor) and value.dim() < -conv.node_dim:
+            raise ShapeError(
+                f"'message' must return a row of channels for each edge, got shape "
+                f'{list(value.shape)}: keepdim=True or .view(-1, 1) makes a column'
+            )
+        if not isinstance(value, Tensor) or not isinstance(edges, Tensor) or edges.dim() != 2:
+            continue
+        rows, wanted = value.size(conv.node_dim), edges.size(1)
+        if rows != wanted and re.search(rf'\b{rows}\b', text):
+            cure = 'torch.cat([x_i, x_j], dim=-1) joins channels, dim=0 edges'
+            if wanted == 0 or rows % wanted > 0:
+                cure = 'as view(-1, heads, channels) does, and no slice of edges'
+            raise ShapeError(
+                f"'message' must return a row for each of {wanted} edges, got shape "
+                f'{list(value.shape)}: {cure}'
+            )
+
+
+def check_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for what `forward` passes to `propagate` with other edges than those of the call."""
+    text, frames = str(error), frames_of(error)
+    found = re.search(
+        rf'{TWO_TENSORS} at non-singleton dimension 0|Expected size (\d+) but got size (\d+)', text
+    )
+    edges = _of_propagate(frames, 'edge_index')
+    if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
+        return
+    sizes, count = {int(size) for size in found.groups() if size is not None}, edges.size(1)
+    if count not in sizes or len(sizes) != 2:
+        return
+    (other,) = sizes - {count}
+    values = {
+        name: value for name, value in propagated(frames).items()
+        if name in read_by(conv) and isinstance(value, Tensor) and value.dim() > 0
+        and value.size(0) == other
+    }  # fmt: skip
+    changed = [k for k, v in given.items() if _is_list(v) and v.size(1) == other]  # type: ignore[attr-defined]
+    if len(values) == 1:
+        ((name, value),) = values.items()
+        cure = f": 'forward' has changed '{changed[0]}', as add_self_loops does" if changed else ''
+        if _has_rows_of_nodes(conv, frames, other):
+            cure = f"; features of nodes are '{name}_i' or '{name}_j' in 'message'"
+        raise ShapeError(
+            f"'{name}' must have shape {[count, *value.shape[1:]]}, a row for each edge that "
+            f'propagate gets, got {list(value.shape)}{cure}'
+        )
+
+
+def _has_rows_of_nodes(conv: Any, frames: Sequence[FrameType], count: int) -> bool:
+    """Whether features of nodes that `propagate` gets have so many rows."""
+    values = [
+        part for name, value in propagated(frames).items()
+        if not read_by(conv).isdisjoint((f'{name}_i', f'{name}_j'))
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+    ]  # fmt: skip
+    return any(isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == count for x in values)
+
+
+def check_inner(conv: Any, error: Exception) -> None:
+    """Raises for a linear map of a Sequential that does not fit what stands before it."""
+    if 'mat1 and mat2 shapes' not in str(error):
+        return
+    firsts: list[set[Module]] = []  # the modules of the first parts of Sequentials
+    for frame in frames_of(error):
+        module, value = frame.f_locals.get('self'), frame.f_locals.get('input')
+        if frame.f_code is Sequential.forward.__code__ and isinstance(module, Sequential):
+            firsts.append({*module[0].modules()})
+        if frame.f_code is not Linear.forward.__code__ or all(module in each for each in firsts):
+            continue
+        name = next((name for name, each in conv.named_modules() if each is module), None)
+        if name is not None and isinstance(module, Linear) and isinstance(value, Tensor):
+            raise ShapeError(
+                f"'{name}' must get {module.in_features} columns, as its in_features is "
+                f'{module.in_features}, got shape {list(value.shape)}'
+            )
+
+
+def check_joined(conv: Any, error: Exception) -> None:
+    """Raises for a message that joins rows in place of channels, before a linear map."""
+    text, frames = str(error), frames_of(error)
+    found = re.search(r'mat1 and mat2 shapes .* \((\d+)x(\d+) and (\d+)x\d+\)', text)
+    edges = _of_propagate(frames, 'edge_index')
+    if found is None or not isinstance(edges, Tensor) or edges.numel() == 0:
+        return
+    rows, columns, wanted = map(int, found.groups())
+    times = rows // edges.size(1)
+    is_joined = rows == times * edges.size(1) and wanted == times * columns and times > 1
+    if is_joined and frames_of_method(conv, 'message', frames):
+        raise ShapeError(
+            f"'message' gives a linear map of {wanted} columns {rows} rows of {columns}, {times} "
+            'for each edge: torch.cat(..., dim=-1) joins channels'
+        )
+
+
+def check_linear(given: Mapping[str, object], error: Exception) -> None:
+    """Raises for an argument of whole numbers that a linear map gets."""
+    if 'same dtype' not in str(error):
+        return
+    for frame in frames_of(error):
+        value = frame.f_locals.get('input')
+        if frame.f_code is not Linear.forward.__code__ or not isinstance(value, Tensor):
+            continue
+        for name, each in given.items():
+            is_it = isinstance(each, Tensor) and each.data_ptr() == value.data_ptr() != 0
+            if is_it and not value.is_floating_point() and not _is_list(each):
+                raise DtypeError(
+                    f"'{name}' must hold floating-point numbers, got {value.dtype}: {name}.float()"
+                )
+
+
+def indices_of(error: Exception) -> Tensor | None:
+    """The numbers that an embedding has got in the call that failed."""
+    for frame in frames_of(error):
+        value = frame.f_locals.get('input')
+        if frame.f_code is Embedding.forward.__code__ and isinstance(value, Tensor):
+            return value
+    return None
+
+
+def embedding_of(conv: Any, error: Exception) -> tuple[str, Embedding, int, int] | None:
+    """The embedding of a layer that lacks numbers which it has got in the call that failed, its
+    name, and the least and the largest number."""
+    frames = frames_of(error)
+    tables = [(frame.f_locals.get('weight'), frame.f_locals.get('input')) for frame in frames]
+    tables += [(frame.f_locals.get('table'), frame.f_locals.get('index')) for frame in frames]
+    for name, module in conv.named_modules():
+        for table, index in tables if isinstance(module, Embedding) else ():
+            if not isinstance(table, Tensor) or not isinstance(index, Tensor) or index.numel() == 0:
+                continue
+            low, high = map(int, index.aminmax())
+            is_it = table.data_ptr() == module.weight.data_ptr()
+            if is_it and (low < 0 or high >= module.num_embeddings):
+                return name, module, low, high
+    return None
+
+
+def check_embedding(conv: Any, error: Exception) -> None:
+    """Raises for numbers that an embedding of the layer lacks."""
+    found = embedding_of(conv, error)
+    if found is not None:
+        name, module, low, high = found
+        rows = module.num_embeddings
+        raise IndexError(
+            f"'{name}' must get numbers in [0, {rows}), as its num_embeddings is {rows}, got "
+            f'values from {low} to {high}'
+        )
+
+
+def check_message(conv: Any, error: Exception) -> None:
+    """Raises for what an own message forgets: to return, a tensor, or a column of numbers."""
+    text, frames = str(error), frames_of(error)
+    _check_result(conv, frames, text)
+    given = propagated(frames)
+    for method in ('message', 'update'):
+        inside = frames_of_method(conv, method, frames)
+        parameters = inspect.signature(getattr(type(conv), method)).parameters
+        for name in sorted(parameters) if inside else ():
+            value = inside[-1].f_locals.get(name, 0)
+            is_given = name in given or name[:-2] in given
+            is_read = reads(inside[-1], name)
+            if isinstance(value, tuple) and "'tuple'" in text and is_given and is_read:
+                raise TypeError(
+                    f"'{name}' of '{method}' is the pair that propagate got: {name}[1] is that of "
+                    'destinations'
+                )
+            is_none = value is None and 'NoneType' in text and is_read
+            if is_none and not is_given and parameters[name].default is None:
+                raise OptionError(
+                    f"'{name}' must be given to propagate, as '{method}' takes '{name}', got "
+                    f'{_names(given)}'
+                )
+            if is_none and is_given:
+                raise OptionError(
+                    f"'{name}' must be a tensor, as '{method}' computes with it, got None"
+                )
+    inside = frames_of_method(conv, 'message', frames)
+    found = re.search(r'same number of dimensions: got (\d+) and (\d+)', text)
+    if found is not None and inside:
+        raise ShapeError(
+            f"'message' joins tensors of {found[1]} and {found[2]} dimensions: keepdim=True or "
+            '.unsqueeze(-1) makes a column of a number for each edge'
+        )
+    found = re.search(rf'{TWO_TENSORS} at non-singleton dimension ([1-9])', text)
+    edges = _of_propagate(frames, 'edge_index')
+    if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
+        return
+    one, two, dim = map(int, found.groups())
+    count, sizes = edges.size(1), {one, two}
+    if count in sizes and inside:
+        (other,) = sizes - {count}
+        raise ShapeError(
+            f"'message' combines {other} channels with {count} numbers, one for each edge: "
+            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}'
+        )
+    _check_heads(inside, sizes, dim)
+    for method in ('message', 'update'):
+        _check_widths(conv, method, frames, (one, two), dim)
+
+
+def _check_heads(inside: Sequence[FrameType], sizes: set[int], dim: int) -> None:
+    """Raises for a number of each head that is no column beside channels of heads."""
+    values = [v for v in (inside[-1].f_locals.values() if inside else ()) if isinstance(v, Tensor)]
+    for wide in values:
+        for narrow in values:
+            ends = {int(wide.size(-1)), int(narrow.size(-1))} if narrow.dim() > 0 else set()
+            if wide.dim() == dim + 1 and narrow.shape == wide.shape[:-1] and ends == sizes:
+                raise ShapeError(
+                    f"'message' combines values of shapes {list(wide.shape)} and "
+                    f'{list(narrow.shape)}: .unsqueeze(-1) makes a column of a number for each head'
+                )
+
+
+def _check_widths(
+    conv: Any, method: str, frames: Sequence[FrameType], sizes: tuple[int, int], dim: int
+) -> None:
+    """Raises if one argument alone of a method has each of the two widths that do not fit, and the
+    line at which it failed reads both."""
+    inside = frames_of_method(conv, method, frames)
+    values = {
+        name: value for name, value in (inside[-1].f_locals if inside else {}).items()
+        if name in read_by(conv, method) and isinstance(value, Tensor) and value.dim() == dim + 1
+    }  # fmt: skip
+    names = [[name for name, value in values.items() if value.size(dim) == size] for size in sizes]
+    if list(map(len, names)) == [1, 1] and reads(inside[-1], *names[0], *names[1]):
+        raise ShapeError(
+            f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
+            f'them, got {sizes[0]} and {sizes[1]}'
+        )
