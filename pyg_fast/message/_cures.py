@@ -111,6 +111,8 @@ _CURES = [
      'message; of all edges in forward, given to propagate: propagate(edge_index, x=x, '
      'mean=x[edge_index[0]].mean(0, keepdim=True)); of the neighbours of a node aggr, or '
      'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
+    (r'^aten\.(scatter_reduce|scatter_add)\b', 'size_i, an argument of message, for the number of '
+     'nodes, as in torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'^the shape of a value depends', 'torch.where in place of a mask as an index, as out = '

@@ -96,6 +96,9 @@ def _entry(
     for name in ('size_i', 'dim_size'):
         if name in structure:
             values[name] = nodes.size(0)
+    for name in structure:
+        if name.startswith('count '):
+            values[name[6:]] = nodes.size(0)
     for (role, name), value in inputs.items():
         if role == 'row':
             lifted = torch.ops.pyg_fast_message.row(value, nodes.size(0), name)
@@ -553,8 +556,9 @@ class Entry:
                 `aggr` takes) and name of the argument.
             other: All other arguments.
             structure: Which of `index`, `edge_index`, `edge_index_i`, `edge_index_j`, `size_i` and
-                `dim_size` the message or `aggr` takes; `target_to_source` for this flow; and
-                `moved` with the name of an input of edges that had them at `node_dim`.
+                `dim_size` the message or `aggr` takes; `target_to_source` for this flow; `moved`
+                with the name of an input of edges that had them at `node_dim`; and `count` with
+                that of an argument that is the number of destinations.
             aggr: What aggregates in place of `reduces`.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.

@@ -651,10 +651,21 @@ def _collect(
                 del other[name]
     _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
     moved = _collect_batched(node_dim, num_edges, inputs, other)
+    if 'index' in names.structure:  # For a softmax or a sum over the edges of each node.
+        counts = [
+            name for name in sorted(_COUNTS & other.keys())
+            if isinstance(other[name], int) and other[name] == num_dst
+        ]  # fmt: skip
+        moved += tuple([f'count {name}' for name in counts])
+        other = {name: value for name, value in other.items() if name not in counts}
     if not inputs:
         raise Fallback('no input of nodes or edges')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
     return inputs, other, moved, (num_src, num_dst)
+
+
+# By these names layers give the number of nodes to `propagate`.
+_COUNTS = frozenset({'num_nodes', 'n_nodes', 'num_dst', 'N'})
 
 
 def _collect_batched(

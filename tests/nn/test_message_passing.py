@@ -642,7 +642,7 @@ def test_message_of_other_rows(device: torch.device) -> None:
             return x_j.view(-1, 4)
 
     ours = fused(More())
-    with pytest.raises(RuntimeError, match='expanded size'):
+    with pytest.raises(RuntimeError, match='must return a row for each of 160 edges'):
         ours(*arguments('x edges', device))
     assert 'first dimension' in why_pygs(ours)
 

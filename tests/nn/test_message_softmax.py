@@ -506,3 +506,25 @@ def test_softmax_without_size(how: str, device: torch.device) -> None:
     runs = how in ('index', 'ptr', 'dim_size')
     assert (why_pygs(ours) == '') == runs
     assert runs or 'used as a number' in why_pygs(ours)
+
+
+class Counted(FusedMessagePassing):
+    """Gives the number of nodes to its message, as published layers do."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, num_nodes=x.size(0), n=2)
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, num_nodes: int, n: int) -> Tensor:
+        return n * softmax((x_i * x_j).sum(-1), index, num_nodes=num_nodes).view(-1, 1) * x_j
+
+
+class PlainCounted(Counted):
+    propagate = MessagePassing.propagate
+
+
+def test_a_number_of_nodes_that_changes(device: torch.device) -> None:
+    conv = Counted()
+    for num_nodes in (N, N + 1, 2, N + 2, 7):
+        x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
+        compared((conv, PlainCounted()), x, torch.randint(num_nodes, (2, E), device=device))
+        assert not why_pygs(conv)
