@@ -32,6 +32,7 @@ def _table(names: Iterable[str]) -> dict[object, str]:
 UNARY_OPS: dict[object, str] = {**_table(UNARY), aten.bitwise_not.default: 'logical_not'}
 BINARY_OPS: dict[object, str] = {
     **_table(BINARY), aten.bitwise_and.Tensor: 'logical_and', aten.bitwise_or.Tensor: 'logical_or',
+    aten.bitwise_xor.Tensor: 'ne',
 }  # fmt: skip
 WHERE = {aten.where.self, _prims.where.default}
 CAST = {aten._to_copy.default, _prims.convert_element_type.default}

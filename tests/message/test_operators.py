@@ -97,6 +97,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'linspace': lambda a, b: torch.exp(a - torch.linspace(-1, 1, 4, device=a.device).to(a)) * b,
     'tensor': lambda a, b: a * torch.tensor([1.5, -2, 0, 4], device=a.device).to(a) + b,
     'eye': lambda a, b: a @ (torch.eye(4, device=a.device, dtype=a.dtype) + 1) * b,
+    'xor': lambda a, b: torch.where((a > 0) ^ (b > 0), a, b * ((a > 1) ^ (b < 0))),
     'products of flags': lambda a, b: a * ((a > 0) * (b > 0)) + b * ((a > 1) + (b > 1)),
     'isclose': lambda a, b: a * torch.isclose(a, b, 0.5),
     'rotary': lambda a, b: rotary(a, b[:, ::2], b[:, 1::2]),
