@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from . import _markers  # noqa: F401 (its operators)
@@ -49,6 +50,7 @@ _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge h
 _CONSTANT = 'a constant tensor made in message'
 # Operators that make tensors of numbers alone, as `arange` is decomposed.
 _MAKERS = {torch.ops.prims.iota.default, aten.linspace.default, aten.eye.default, aten.eye.m}
+_OF_TORCH = ('aten', 'prims')
 _EXACT = 2**24  # Smaller integers are numbers of float32.
 _MAX_COLUMNS = 128  # Each is a value of its own.
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
@@ -69,6 +71,11 @@ def _is_float_of(node: Node) -> bool:
     meta = node.meta.get('val')
     is_pointwise = node.target in CAST or node.target in BINARY_OPS
     return is_pointwise and isinstance(meta, Tensor) and meta.is_floating_point()
+
+
+def _draws(target: Any) -> bool:
+    """Whether an operator of torch draws random numbers, or writes."""
+    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
 
 
 def _small(made: Tensor) -> Tensor:
@@ -142,7 +149,10 @@ class Parser:
         inputs, meta = node.all_input_nodes, node.meta.get('val')
         if self.is_derivative or not isinstance(meta, Tensor) or meta.numel() > _MAX_LOOKED_UP:
             return False
-        return all(each in self.made for each in inputs) if inputs else node.target in _MAKERS
+        if not inputs:
+            return node.target in _MAKERS
+        is_torchs = isinstance(node.target, OpOverload) and node.target.namespace in _OF_TORCH
+        return is_torchs and not _draws(node.target) and all(each in self.made for each in inputs)
 
     def _make(self, node: Node) -> Tensor:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.made.__getitem__)

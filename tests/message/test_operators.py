@@ -319,6 +319,7 @@ OF_EDGES = torch.ones(3, 1)
         (lambda x, y: x.repeat(1, 150) * torch.tensor([1] * 600), 'a constant tensor made in mess'),
         (lambda x, y: x.norm(p=-1, dim=-1, keepdim=True), 'a norm of order -1'),
         (lambda x, y: x % 0.3, 'a remainder of a division by 0.3, which is no power of two'),
+        (lambda x, y: x * torch.rand_like(torch.arange(4.0)), 'aten.rand_like.default'),
         (lambda x, y: torch.polar(x, y).real, 'polar makes complex numbers'),
         (lambda x, y: x * torch.bucketize(y, OF_EDGES[:, 0]), 'aten.bucketize.Tensor has no kern'),
     ],
