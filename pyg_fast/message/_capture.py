@@ -231,6 +231,8 @@ def check_functions(graph: GraphModule) -> None:
                 'batch normalization in training mixes edges: LayerNorm does not'
                 + last_place(node.stack_trace or '')
             )
+        if target is F.one_hot and not all(map(_converts, node.users)):
+            raise Refused('one_hot without a conversion' + last_place(node.stack_trace or ''))
         value = node.meta.get('example_value')
         if isinstance(value, Tensor) and value.is_complex():
             raise Refused(f'{name} makes complex numbers{last_place(node.stack_trace or "")}')
@@ -240,6 +242,13 @@ def check_functions(graph: GraphModule) -> None:
         if changes or isinstance(target, HigherOrderOperator):
             name = _IN_USERS_TERMS.get(name, name)
             raise Refused(f'{name} in message{last_place(node.stack_trace or "")}')
+
+
+def _converts(node: Node) -> bool:
+    """Whether a node converts to a type of floats."""
+    value = node.meta.get('example_value')
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return is_float and node.target in ('to', 'type_as', 'float', 'double', 'half', 'bfloat16')
 
 
 _BATCH_NORMS = (F.batch_norm, torch.batch_norm)  # The sixth argument of both is the mode.
@@ -374,6 +383,10 @@ class SizedInterpreter(torch.fx.Interpreter):
             return self.num_nodes - 1
         if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
             return None
+        if _starts_sums(node):  # However many rows there are: edges read those of their nodes.
+            x, *size = self.fetch_args_kwargs_from_env(node)[0]
+            rest = size[0][1:] if isinstance(size[0], (tuple, list)) else size[1:]
+            return x.new_zeros((self.num_nodes, *rest))
         return super().run_node(node)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -383,6 +396,9 @@ class SizedInterpreter(torch.fx.Interpreter):
                 dim = sizes.index(self.num_edges) + 1
                 x = args[0].movedim(dim, 0).contiguous()
                 return super().call_function(target, (x, *args[1:]), kwargs).movedim(0, dim)
+        if target is F.one_hot:
+            index, num_classes = (*args, *kwargs.values())
+            return F.embedding(index, torch.eye(num_classes, device=index.device))
         if target is torch.einsum and isinstance(args[0], str):
             out = einsum_of_edges(args[0], args[1:], self.num_edges)
             if out is not None:
@@ -493,6 +509,43 @@ _GATHERS = ('index_select', torch.index_select, operator.getitem)
 def _is_index(node: Node) -> bool:
     """Whether a node is the destinations of the edges."""
     return node.target in (_ops.index, _ops.index.default)
+
+
+def _starts_sums(node: Node) -> bool:
+    """Whether it is the zeros, as many as a number says, to which :func:`scatter` adds what each
+    edge then gathers."""
+    if node.target != 'new_zeros' or node.kwargs or len(node.args) < 2:
+        return False
+    size: Any = node.args[1]
+    rows = size[0] if isinstance(size, (tuple, list)) and size else size
+    return (
+        isinstance(rows, int) and len(node.users) == 1
+        and all(user.target in _SCATTERS and user.args[1] == 0 for user in node.users)
+        and _is_gathered(node)
+    )  # fmt: skip
+
+
+_SCATTERS = ('scatter_add_', 'scatter_reduce_')
+
+
+def _is_gathered(node: Node) -> bool:
+    """Whether edges gather rows of all that is made of it."""
+    stack, seen = [node], set[Node]()
+    while stack:
+        for user in stack.pop().users:
+            if user.target in _GATHERS and any(map(_is_index, user.all_input_nodes)):
+                continue
+            if user.op == 'output' or _is_end(user):
+                return False
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return True
+
+
+def _is_end(node: Node) -> bool:
+    """Whether a node marks a result."""
+    return any(name in str(node.target) for name in ('message.end', 'message.write'))
 
 
 def _check_is_size(node: Node) -> None:

@@ -43,7 +43,7 @@ _CURES = [
     (r'^aten\.(tril|triu)\b', 'a product with a mask that is a buffer, as of '
      'torch.ones(4, 4).tril()'),
     (r'aten\.(arange|linspace|full|ones|zeros|eye)\b|a constant tensor', 'a buffer of the '
-     "layer: self.register_buffer('steps', torch.arange(1024.)); for channels a list of numbers, "
+     "layer: self.register_buffer('steps', torch.arange(8192.)); for channels a list of numbers, "
      'x_j[:, [2, 0, 1]]'),
     (r'^aten\.erfc', '1 - torch.erf(x), which is less exact where it is small'),
     (r'^aten\.(remainder|fmod)|^a remainder of', 'x - c * torch.floor(x / c) for x % c, and '
@@ -111,6 +111,8 @@ _CURES = [
      'message; of all edges in forward, given to propagate: propagate(edge_index, x=x, '
      'mean=x[edge_index[0]].mean(0, keepdim=True)); of the neighbours of a node aggr, or '
      'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
+    (r'^message calls one_hot without', 'the number of classes: F.one_hot(edge_type, 5).float()'),
+    (r'^one_hot without', 'a conversion: F.one_hot(edge_type, 5).float(), or .to(x_j.dtype)'),
     (r'^aten\.(scatter_reduce|scatter_add)\b', 'size_i, an argument of message, for the number of '
      'nodes, as in torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
@@ -125,6 +127,8 @@ _CURES = [
     (r'^aggregate returns no tensor', 'a tensor as the result of aggregate, or several in a tuple, '
      'list or dict'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
+    (r'a number that changes.*\b(softmax|scatter|degree)\(', 'size_i, an argument of message, for '
+     'the number of nodes, as in torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
     (r'sets an attribute|global$', 'the attribute set in forward or update'),

@@ -645,6 +645,8 @@ def _in_users_terms(function: Function, reason: str) -> str:
         return f'message converts to NumPy{line_of(function, ".numpy")}'
     if what == READS_VALUE and re.search(r'\bnp\.\w', place):
         return reason.replace(what, 'message calls NumPy', 1)
+    if what == READS_VALUE and 'one_hot(' in place:
+        return reason.replace(what, 'message calls one_hot without the number of classes', 1)
     if ': assert ' in place:
         return reason.replace(what, 'message asserts what edges have', 1)
     if what.endswith('used as a number') and not place:

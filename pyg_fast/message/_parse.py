@@ -50,6 +50,7 @@ _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge h
 _CONSTANT = 'a constant tensor made in message'
 # Operators that make tensors of numbers alone, as `arange` is decomposed.
 _MAKERS = {torch.ops.prims.iota.default, aten.linspace.default, aten.eye.default, aten.eye.m}
+MAX_MADE = 4096  # numbers of a tensor that the message makes
 _OF_TORCH = ('aten', 'prims')
 _EXACT = 2**24  # Smaller integers are numbers of float32.
 _MAX_COLUMNS = 128  # Each is a value of its own.
@@ -147,7 +148,7 @@ class Parser:
     def _is_made(self, node: Node) -> bool:
         """Whether a tensor depends on numbers alone, and is small."""
         inputs, meta = node.all_input_nodes, node.meta.get('val')
-        if self.is_derivative or not isinstance(meta, Tensor) or meta.numel() > _MAX_LOOKED_UP:
+        if self.is_derivative or not isinstance(meta, Tensor) or meta.numel() > MAX_MADE:
             return False
         if not inputs:
             return node.target in _MAKERS
@@ -164,7 +165,7 @@ class Parser:
         """The position of a tensor that is made of numbers alone."""
         if tensor.numel() == 1:
             return self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
-        if self.is_derivative or not 0 < tensor.numel() <= _MAX_LOOKED_UP:
+        if self.is_derivative or not 0 < tensor.numel() <= MAX_MADE:
             raise Refused(_CONSTANT)
         alike = (k for k, each in enumerate(self.constants) if _are_same(each, tensor))
         k = next(alike, len(self.constants))

@@ -27,6 +27,7 @@ from ._capture import (
     read_message,
 )
 from ._ir import Refused
+from ._parse import MAX_MADE
 from ._trace import Like
 from ._traffic import Traffic, fake_of
 
@@ -68,6 +69,17 @@ class RegionInput(NamedTuple):
     role: str
     name: str
     dim: int
+
+
+# They make tensors of numbers.
+_MAKERS = (torch.arange, torch.linspace, torch.eye, torch.tensor)
+
+
+def _is_made(node: Node) -> bool:
+    """Whether a node is a constant of a message."""
+    value = fake_of(node)
+    is_made = node.target in _MAKERS and not node.all_input_nodes and isinstance(value, Tensor)
+    return is_made and isinstance(value.numel(), int) and value.numel() <= MAX_MADE
 
 
 def _lift(graph: FxGraph, x: RegionInput, number: int, edges: Node, num_nodes: Node) -> Node:
@@ -356,6 +368,8 @@ class Region:
             elif self._is_input(node):
                 inputs.append(self._input(node, len(inputs)))
                 copies[node] = _lift(graph, inputs[-1], len(inputs), edges, num_nodes)
+            elif _is_made(node):
+                copies[node] = graph.node_copy(node)
             elif isinstance(value, Tensor):
                 inputs.append(RegionInput(node, 'param', '', 0))
                 copies[node] = graph.placeholder(f'input_{len(inputs)}')

@@ -577,11 +577,26 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts))
     aggregate = (conv.aggregate, names.of_message, names.of_aggregate) if captures else None
     node_dim = conv.node_dim
-    outs, container = entry(
-        conv.message, graph, reduces, inputs, other, names.structure + moved, aggregate, node_dim,
-        None if conv.strict else edge_index.size(1),
-        conv._only_reads() and type(conv).update is MessagePassing.update,
-    )  # fmt: skip
+
+    def run(other: dict[str, object], structure: tuple[str, ...]) -> tuple[list[Tensor], str]:
+        return entry(
+            conv.message, graph, reduces, inputs, other, structure, aggregate, node_dim,
+            None if conv.strict else edge_index.size(1),
+            conv._only_reads() and type(conv).update is MessagePassing.update,
+        )  # fmt: skip
+
+    structure = names.structure + moved
+    # The number of nodes, for a softmax, may change from call to call.
+    counts = []
+    if 'index' in structure:
+        counts = [name for name, v in other.items() if type(v) is int and v == num_dst]
+    try:
+        rest = {name: value for name, value in other.items() if name not in counts}
+        outs, container = run(rest, structure + tuple([f'count {name}' for name in counts]))
+    except Fallback as error:  # Or another number, which equals it.
+        if not counts or 'used as a number' not in str(error):
+            raise
+        outs, container = run(other, structure)
     own, plan = conv.__dict__, entry.last
     if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
         own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
@@ -651,21 +666,10 @@ def _collect(
                 del other[name]
     _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
     moved = _collect_batched(node_dim, num_edges, inputs, other)
-    if 'index' in names.structure:  # For a softmax or a sum over the edges of each node.
-        counts = [
-            name for name in sorted(_COUNTS & other.keys())
-            if isinstance(other[name], int) and other[name] == num_dst
-        ]  # fmt: skip
-        moved += tuple([f'count {name}' for name in counts])
-        other = {name: value for name, value in other.items() if name not in counts}
     if not inputs:
         raise Fallback('no input of nodes or edges')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
     return inputs, other, moved, (num_src, num_dst)
-
-
-# By these names layers give the number of nodes to `propagate`.
-_COUNTS = frozenset({'num_nodes', 'n_nodes', 'num_dst', 'N'})
 
 
 def _collect_batched(

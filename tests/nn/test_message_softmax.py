@@ -512,10 +512,11 @@ class Counted(FusedMessagePassing):
     """Gives the number of nodes to its message, as published layers do."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, num_nodes=x.size(0), n=2)
+        return self.propagate(edge_index, x=x, count=x.size(0), factor=2)
 
-    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, num_nodes: int, n: int) -> Tensor:
-        return n * softmax((x_i * x_j).sum(-1), index, num_nodes=num_nodes).view(-1, 1) * x_j
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, count: int, factor: int) -> Tensor:
+        alpha = softmax((x_i * x_j).sum(-1), index, num_nodes=count)
+        return factor * alpha.view(-1, 1) * x_j
 
 
 class PlainCounted(Counted):
@@ -524,7 +525,27 @@ class PlainCounted(Counted):
 
 def test_a_number_of_nodes_that_changes(device: torch.device) -> None:
     conv = Counted()
-    for num_nodes in (N, N + 1, 2, N + 2, 7):
+    for num_nodes in (N, N + 1, 2, N + 2, 7):  # Two is the factor.
         x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
         compared((conv, PlainCounted()), x, torch.randint(num_nodes, (2, E), device=device))
         assert not why_pygs(conv)
+
+
+class Attribute(Counted):
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, factor: int) -> Tensor:
+        alpha = softmax((x_i * x_j).sum(-1), index, num_nodes=self.num_nodes)
+        return factor * alpha.view(-1, 1) * x_j
+
+
+class PlainAttribute(Attribute):
+    propagate = MessagePassing.propagate
+
+
+def test_a_number_of_nodes_of_the_layer(device: torch.device) -> None:
+    convs: Any = Attribute(), PlainAttribute()
+    for conv in convs:
+        conv.num_nodes = N + 3
+    for num_nodes in (N, N + 3):
+        x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
+        compared(convs, x, torch.randint(num_nodes, (2, E), device=device))
+        assert not why_pygs(convs[0])
