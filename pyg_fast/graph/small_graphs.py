@@ -1,6 +1,7 @@
 """Graphs of so few edges that PyG's own code is faster than kernels."""
 
 import os
+from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ _LIMITS = {
     ('message', False): _Limit(500_000, 20),
     ('message', True): _Limit(56_000_000, 0),
     ('narrow message', False): _Limit(560_000, 0),
-    ('prepared message', False): _Limit(340_000, 20),
+    ('prepared message', False): _Limit(400_000, 20),
     ('narrow prepared message', False): _Limit(400_000, 0),
     ('prepared message', True): _Limit(56_000_000, 0),
     ('sum', False): _Limit(200_000, 50),
@@ -100,14 +101,15 @@ _LIMITS = {
 
 
 class Work(NamedTuple):
-    """What a message does on a CPU: how many values of an edge it reads and computes, and whether
-    features of edges are among them."""
+    """What a message does on a CPU: how many numbers of an edge it reads and computes, in how many
+    columns, and whether features of edges are among them."""
 
-    values: int
+    numbers: int
+    columns: int
     reads_edges: bool
 
 
-# So many numbers of an edge, its values times the columns, PyG's code computes in less time than a
+# So many numbers of an edge PyG's code computes in less time than a
 # kernel takes to visit the edge: by the kind of a message, and whether it reads features of edges.
 # Measured on one core with 40,000 to 400,000 edges.
 _LIGHT = {
@@ -122,36 +124,32 @@ _NARROW = 5
 # PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs on
 # a GPU. On a CPU it takes that of one with so many columns: the square by so much, and so many.
 _OF_MLP = 2.25
-_SQUARE_OF_MLP, _MORE_OF_MLP = 16, 10
-# On a CPU it takes so many times that of others for a maximum or minimum; and for a sum by weights
-# of edges or by a softmax, for which it takes longer and a kernel does not. Values of edges that an
-# attribute keeps take a kernel longer.
-_OF_EXTREMES, _OF_WEIGHTS, _OF_KEPT = 3.5, 2.0, 0.5
+_SQUARE_OF_MLP, _MORE_OF_MLP = 16, 20
+# On a CPU PyG's code takes so many times what it takes for others, compared with a kernel: for
+# maxima and minima; sums by weights of edges or by a softmax; variances; values of edges that an
+# attribute keeps; and features of edges, or normalizations of each edge, of several columns.
+_TIMES = {'extremes': 3.5, 'weights': 2.0, 'variances': 0.6, 'kept': 0.35, 'rows of edges': 0.22}
 
 
 def is_narrow(width: int) -> bool:
     """Whether kernels of a CPU take as long for a wider message."""
-    return width < _NARROW
+    return 0 < width < _NARROW
 
 
-def width_of_extremes(width: int) -> int:
-    """The width of a message under a maximum or minimum, for the limits of edges on a CPU."""
-    return _width_times(width, _OF_EXTREMES)
+def width_for_limits(width: int, kinds: Collection[str]) -> int:
+    """The width of a message on a CPU, for the limits of edges, by what it does; perhaps negative.
 
-
-def width_of_weights(width: int) -> int:
-    """The same of a sum by weights of edges or by a softmax."""
-    return width if is_narrow(width) else _width_times(width, _OF_WEIGHTS)
-
-
-def width_of_kept(width: int) -> int:
-    """The same of a message that keeps values of edges."""
-    return max(_NARROW, _width_times(width, _OF_KEPT))
-
-
-def _width_times(width: int, times: float) -> int:
+    Args:
+        width: That of its values.
+        kinds: Which of :obj:`extremes`, :obj:`weights`, :obj:`variances`, :obj:`kept` and
+            :obj:`rows of edges` it has.
+    """
+    times = [_TIMES[kind] for kind in kinds]
+    if not times or (is_narrow(width) and 'extremes' not in kinds):
+        return width
     _, more = _LIMITS['message', False]
-    return int(times * (width + more)) - more
+    out = int(max(1.0, *times) * min(1.0, *times) * (width + more)) - more
+    return 0 if is_narrow(out) else out
 
 
 def width_of_mlp(width: int, on_gpu: bool) -> int:
@@ -182,9 +180,9 @@ def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool
     return is_list and shape[1] * (width + more) < product and _may_run_pygs(edge_index)
 
 
-def has_few_columns(edge_index: object, width: int, kind: str, work: Work | None) -> bool:
+def has_few_columns(edge_index: object, kind: str, work: Work | None) -> bool:
     """Whether PyG's code is faster for a message on a CPU, with any number of edges."""
-    if work is None or work.values * width > _LIGHT[kind, work.reads_edges]:
+    if work is None or work.numbers > _LIGHT[kind, work.reads_edges]:
         return False
     if not isinstance(edge_index, Tensor) or not edge_index.is_cpu:  # The layer may have moved.
         return False

@@ -73,7 +73,7 @@ DST_ROLES = {'grad', 'arg', 'first', *SOFTMAX_ROLES}
 WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
 }  # fmt: skip
-_REDUCE: dict[str, Callable[..., Tensor]] = {
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     'sum': torch.sum, 'amax': torch.amax, 'amin': torch.amin,
 }  # fmt: skip
 
@@ -605,8 +605,8 @@ def _evaluate(
         lead = max(leads, key=len)
         full = [a.expand(*lead, *s) for a, s in zip(args, inner, strict=True)]
         return torch.cat([a.to(own) for a in full], attrs[0] + len(lead))
-    if op in _REDUCE:
-        return _REDUCE[op](x, [k + len(lead) for k in attrs], True)
+    if op in REDUCTIONS:
+        return REDUCTIONS[op](x, [k + len(lead) for k in attrs], True)
     if op == 'mm':
         return x.to(own) @ args[1].to(own)
     if op == 'head_map':

@@ -16,6 +16,7 @@ from ._ir import (
     EDGE,
     PARAM,
     POINTWISE,
+    REDUCTIONS,
     SRC,
     Program,
     Refused,
@@ -128,6 +129,17 @@ class Plan(NamedTuple):
         return bool(self.softmaxes) or weighted_sum(self) is not None
 
     @property
+    def has_rows_of_edges(self) -> bool:
+        """Whether it reads features of edges of several columns, or normalizes each edge."""
+        reads = any(
+            each.role == 'edge' and is_float(each.dtype) and math.prod(each.shape) > 1
+            for each in self.inputs
+        )
+        order = self.message.reachable([each.at for each in self.outputs])
+        sums = sum(self.message[at].op in REDUCTIONS for at in order)
+        return reads or (sums > 1 and not self.softmaxes)
+
+    @property
     def is_mlp(self) -> bool:
         """Whether PyG's code has linear maps of values computed for each edge."""
         return self.in_tiles or self.keeps_maps
@@ -171,7 +183,7 @@ class Plan(NamedTuple):
         order = [self.message[at] for at in self.message.reachable([self.outputs[0].at])]
         roles = [value.attrs[0] for value in order if value.op == 'load']
         computed = sum(value.op in POINTWISE for value in order)
-        return Work(len(roles) + computed, 'edge' in roles)
+        return Work((len(roles) + computed) * self.columns, self.columns, 'edge' in roles)
 
     def _reachable_maps(self) -> list[int]:
         order = self.message.reachable([each.at for each in self.outputs])

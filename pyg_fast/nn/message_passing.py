@@ -25,10 +25,8 @@ from ..graph.small_graphs import (
     is_narrow,
     reason_of,
     runs_pygs_code,
-    width_of_extremes,
-    width_of_kept,
+    width_for_limits,
     width_of_mlp,
-    width_of_weights,
 )
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
@@ -66,6 +64,7 @@ from ._layer import (
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
+from ._reads import reads_a_list
 from ._reduce import combined
 
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
@@ -97,10 +96,10 @@ def _in_memory(known: tuple[int, bool, bool, str], edge_index: Adj) -> str | Non
 def _with_plain_list(
     conv: MessagePassing, x: object, edge_index: EdgeIndex, *more: object
 ) -> tuple[object, ...]:
-    """The arguments of a layer. What PyG's own calculates from a sorted list before `propagate`
-    takes longer than from a plain one, which it gets where so few edges run its code."""
+    """The arguments of a layer. What its `forward` calculates from a sorted list before `propagate`
+    takes longer than from a plain one, which it gets where so few edges run PyG's code."""
     width = conv.__dict__.get('_width')
-    if width is not None and _is_pygs(conv) and not conv.strict and isinstance(x, Tensor):
+    if width is not None and _takes_a_list(conv) and not conv.strict and isinstance(x, Tensor):
         plain = edge_index.as_tensor()
         fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
         if fits and has_few_edges(plain, width, 'prepared message'):
@@ -111,6 +110,14 @@ def _with_plain_list(
 def _is_pygs(conv: MessagePassing) -> bool:
     """Whether a layer is one of PyG, and its `forward` not the user's."""
     return getattr(type(conv), '_base', type(conv)).__module__.startswith('torch_geometric.')
+
+
+def _takes_a_list(conv: MessagePassing) -> bool:
+    """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
+    own = conv.__dict__
+    if '_takes_a_list' not in own:
+        own['_takes_a_list'] = _is_pygs(conv) or reads_a_list(conv)
+    return bool(own['_takes_a_list'])
 
 
 def _is_list(value: object) -> bool:
@@ -137,17 +144,22 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
     width: int = conv.__dict__.get('_columns', 1)
     if on_gpu:
         return width_of_mlp(width, True) if plan is not None and plan.is_mlp else width
-    has_extremes = _has_extremes(conv)
+    kinds = {'extremes'} if _has_extremes(conv) else set()
     if plan is not None:
-        if is_narrow(plan.columns) and not has_extremes:
+        if is_narrow(plan.columns) and not kinds:
             return plan.columns  # However wide the features of edges are.
         width = max(width, plan.width)
         if plan.is_mlp and not plan.maps_edges_alone:
             width = width_of_mlp(width, False)
         elif plan.has_weights:
-            width = width_of_weights(width)
-        width = width_of_kept(width) if plan.num_written > 0 else width
-    return width_of_extremes(width) if has_extremes else width
+            kinds.add('weights')
+        elif plan.has_rows_of_edges and not plan.is_mlp:
+            kinds.add('rows of edges')
+        if any(output.reduce == 'var' for output in plan.outputs):
+            kinds.add('variances')
+        if plan.num_written > 0:
+            kinds.add('kept')
+    return width_for_limits(width, kinds)
 
 
 def _has_extremes(conv: MessagePassing) -> bool:
@@ -164,11 +176,11 @@ def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
     if edge_index.is_cuda:
         return not has_few_edges(edge_index, width_of_mlp(columns, True), kind)
     if '_most_width' not in own:  # Asked at every call of few edges.
-        most = width_of_weights(columns)
+        most = width_for_limits(columns, ['weights'])
         widths = [each.out_features for each in conv.modules() if isinstance(each, Linear)]
         if widths:
             most = max(most, width_of_mlp(max(columns, *widths), False))
-        own['_most_width'] = width_of_extremes(most) if _has_extremes(conv) else most
+        own['_most_width'] = width_for_limits(most, ['extremes'] if _has_extremes(conv) else [])
     return not has_few_edges(edge_index, own['_most_width'], kind)
 
 
@@ -297,13 +309,15 @@ class FusedPropagate(FusedLayer):
         if has_list(edge_index):
             plain = edge_index.as_tensor()
         if not self.strict:
-            kind = 'message' if plain is edge_index else 'prepared message'
+            # An EdgeIndex that is not sorted is perhaps new, as with the loops that `forward` adds.
+            is_list = plain is edge_index or not edge_index.is_sorted_by_col
+            kind = 'message' if is_list else 'prepared message'
             few = has_few_edges(plain, own['_width'], kind)
             # Whether a message is an MLP is known once it was captured.
             if few and ('_fused_entry' in own or not _may_be_wider(self, plain, kind)):
                 reason = reason_of(plain.size(1))
-            elif has_few_columns(plain, own['_width'], kind, own.get('_work')):
-                reason = f'{own["_width"]} columns{TOO_FEW}'
+            elif has_few_columns(plain, kind, own.get('_work')):
+                reason = f'{own["_work"].columns} columns{TOO_FEW}'
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
         if reason is not None:

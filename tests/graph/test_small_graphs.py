@@ -186,8 +186,14 @@ class Keeps(Own):
         return self.kept * x_j
 
 
+class Normed(Own):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.layer_norm(x_i + x_j, (WIDTH,))
+
+
 @pytest.mark.parametrize(('conv', 'times'), [
-    (Own(), 1), (Keeps(), 13 / 14), (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5),
+    (Own(), 1), (Keeps(), 4 / 14), (Normed(), 3 / 14), (Weighted(), 2), (Own('max'), 3.5),
+    (Own(['mean', 'min']), 3.5), (Own('std'), 8 / 14),
 ])  # fmt: skip
 def test_many_edges(conv: Own, times: float) -> None:
     """By edges and width: kernels run, for sums by weights and for maxima earlier."""

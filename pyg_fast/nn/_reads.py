@@ -1,0 +1,79 @@
+"""What a layer's own `forward` may do with its edges."""
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
+
+# What tells an EdgeIndex from its list.
+_OF_EDGE_INDEX = {*dir(EdgeIndex)} - {*dir(Tensor)} | {
+    'EdgeIndex', 'isinstance', 'type', 'hasattr', 'getattr', 'matmul', 'spmm', '__class__',
+}  # fmt: skip
+_OF_LAYERS = {*dir(MessagePassing), 'collect', 'edge_collect'}
+_LIBRARIES = ('torch', 'torch_geometric', 'math', 'typing', 'builtins')
+
+
+def reads_a_list(conv: MessagePassing) -> bool:
+    """Whether the list in place of a sorted EdgeIndex gives the same in a layer's `forward`, for as
+    many nodes as that has: nothing there can tell them apart."""
+    if any(each is not conv and isinstance(each, MessagePassing) for each in conv.modules()):
+        return False  # It may get the edges.
+    cls = getattr(type(conv), '_base', type(conv))
+    return all(_reads_a_list(cls, each) for each in _functions(cls, 'forward'))
+
+
+def _functions(cls: type, name: str, seen: set[str] | None = None) -> Iterator[FunctionType]:
+    """A function of a class, and the class's own that it may call."""
+    seen = set() if seen is None else seen
+    function = getattr(cls, name, None)
+    if name in seen or not isinstance(function, FunctionType) or _is_librarys(function):
+        return
+    seen.add(name)
+    yield function
+    for each in _names(function.__code__) - _OF_LAYERS:
+        yield from _functions(cls, each, seen)
+
+
+def _reads_a_list(cls: type, function: FunctionType) -> bool:
+    names = _names(function.__code__)
+    if not names.isdisjoint(_OF_EDGE_INDEX) or function.__closure__:
+        return False
+    for name in names:
+        value = function.__globals__.get(name)
+        if not callable(value) or isinstance(value, type):
+            continue
+        if not _is_librarys(value):
+            return False  # It may get the edges.
+        parameters = _parameters(value)
+        if {'edge_index', 'num_nodes'} <= parameters and not _gives(function.__code__, 'num_nodes'):
+            return False  # An EdgeIndex knows how many nodes there are, a list does not.
+    return True
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names of globals and attributes in a function and those inside of it."""
+    names = set(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            names |= _names(each)
+    return names
+
+
+def _gives(code: CodeType, name: str) -> bool:
+    """Whether a function gives an argument by its name."""
+    return any(isinstance(each, tuple) and name in each for each in code.co_consts)
+
+
+def _parameters(function: object) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # Of C.
+        return set()
+
+
+def _is_librarys(function: object) -> bool:
+    module = getattr(function, '__module__', None) or 'builtins'
+    return module.partition('.')[0] in _LIBRARIES

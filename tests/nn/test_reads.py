@@ -1,0 +1,119 @@
+"""Whether a layer's forward may get the list of a prepared graph."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, MessagePassing
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops, softmax
+
+import pyg_fast
+from pyg_fast.nn._reads import reads_a_list
+from pyg_fast.transforms import ToCSR
+from tests.nn._layers import N, graph
+
+
+class Layer(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(8, 8)
+        self.seen: list[Tensor] = []
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class Degrees(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(edge_index)
+        edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=x.size(0))
+        row, col = edge_index
+        x = self.lin(x) / degree(col, x.size(0), dtype=x.dtype).view(-1, 1)
+        return self.propagate(edge_index, x=x * (row.numel() > 0)) + self.own(x)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+class Updates(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(edge_index)
+        return self.propagate(edge_index, x=x * self.edge_updater(edge_index, x=x).sum())
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+        return softmax((x_i * x_j).sum(-1), index)
+
+
+class Loops(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(add_self_loops(edge_index)[0], x=x)
+
+
+class Asks(Degrees):
+    def own(self, x: Any) -> Any:
+        return x.get_csr() if isinstance(x, EdgeIndex) else x
+
+
+class Sized(Layer):
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        return self.propagate(edge_index, x=x) * edge_index.num_rows
+
+
+def helper(edge_index: Tensor) -> Tensor:
+    return edge_index
+
+
+class Helped(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(helper(edge_index), x=x)
+
+
+class Nested(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.conv(x, edge_index))
+
+
+def enclosed() -> type[Layer]:
+    def change(edge_index: Tensor) -> Tensor:
+        return edge_index
+
+    class Enclosed(Layer):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(change(edge_index), x=x)
+
+    return Enclosed
+
+
+@pytest.mark.parametrize(('kind', 'expected'), [
+    (Degrees, True), (Updates, True), (Loops, False), (Asks, False), (Sized, False),
+    (Helped, False), (Nested, False), (enclosed(), False),
+], ids=lambda value: getattr(value, '__name__', None))  # fmt: skip
+def test_reads_a_list(kind: Any, expected: bool) -> None:
+    assert reads_a_list(kind()) == expected
+    assert reads_a_list(pyg_fast.accelerate(kind())) == expected
+
+
+@pytest.mark.parametrize('kind', [Degrees, Updates])
+def test_few_edges(kind: Any, device: torch.device) -> None:
+    """Its results are those of the layer on the list."""
+    prepared = ToCSR()(Data(edge_index=graph(device), num_nodes=N))
+    theirs = kind().to(device)
+    ours = pyg_fast.accelerate(kind().to(device))
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.rand(N, 8, device=device)
+    with pyg_fast.small_graphs('pyg'):
+        for _ in range(3):
+            torch.testing.assert_close(
+                ours(x, prepared.edge_index), theirs(x, prepared.edge_index.as_tensor())
+            )
+    assert [type(each) for each in ours.seen[1:]] == [Tensor, Tensor]
+    with pyg_fast.small_graphs('kernel'):
+        ours(x, prepared.edge_index)
+    assert isinstance(ours.seen[-1], EdgeIndex)
