@@ -776,7 +776,7 @@ def test_gradcheck(
         assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
-# Each case on each graph; compiled code only hands the strategy on.
+# Each case on each graph, a pickled one once for each kind; compiled code only hands strategies on.
 @pytest.mark.parametrize(
     ('case', 'graph_kind', 'strategy'),
     [
@@ -784,6 +784,7 @@ def test_gradcheck(
         for k, (case, graph_kind) in enumerate(itertools.product(
             ('sage, list', 'sage', 'gcn, weighted', 'gcn'), ('plain', 'prepared', 'pickled')
         ))
+        if (case, graph_kind) not in (('sage, list', 'pickled'), ('gcn', 'pickled'))
     ],
 )  # fmt: skip
 def test_compile(case: str, graph_kind: str, strategy: str, device: torch.device) -> None:
