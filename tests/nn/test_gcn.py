@@ -286,8 +286,10 @@ def test_gradcheck(device, channels, weighted):
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
-@pytest.mark.parametrize('graph_kind', ['plain', 'prepared', 'pickled'])
-@pytest.mark.parametrize('weighted', [False, True])
+@pytest.mark.parametrize(
+    ('graph_kind', 'weighted'),
+    [('plain', False), ('prepared', False), ('plain', True), ('prepared', True), ('pickled', True)],
+)
 def test_compile(device, graph_kind, weighted):
     edge_index, weight = make_graph(device, torch.float32)
     graph, w = edge_index, weight
