@@ -41,8 +41,12 @@ elif 'OMP_NUM_THREADS' not in os.environ:
     torch.set_num_threads(2)
 
 
+gc.disable()  # during collection, which leaves hardly any garbage
+
+
 def pytest_collection_finish() -> None:
     """Makes the collector of garbage run seldom, and pass over all that was imported."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
