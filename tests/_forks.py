@@ -102,9 +102,12 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def _serve() -> dict[str, Any] | None:
     """Forks at each request; returns the request in the fork, None at the end."""
+    gc.disable()
     import pyg_fast.nn  # noqa: F401
 
+    gc.enable()
     gc.freeze()  # so that forks neither look through nor copy what was imported
+    gc.set_threshold(20_000, 20, 20)
     for line in iter(sys.stdin.readline, ''):
         request = json.loads(line)
         if 'wait' in request:

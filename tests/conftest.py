@@ -29,6 +29,11 @@ if 'TORCHINDUCTOR_CACHE_DIR' not in os.environ:
     os.environ['TORCHINDUCTOR_CACHE_DIR'] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ['TORCHINDUCTOR_CACHE_DIR'], ignore_errors=True)
 
+# What no test needs: Inductor compiles a program for each set of instructions, to see whether it
+# runs; Dynamo collects garbage each time that it has compiled something.
+os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
+os.environ.setdefault('TORCH_DYNAMO_RUN_GC_AFTER_COMPILE', '0')
+
 if 'PYTEST_XDIST_WORKER' in os.environ:  # One thread for each worker and its processes.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
@@ -36,8 +41,12 @@ elif 'OMP_NUM_THREADS' not in os.environ:
     torch.set_num_threads(2)
 
 
+gc.disable()  # during collection, which leaves hardly any garbage
+
+
 def pytest_collection_finish() -> None:
     """Makes the collector of garbage run seldom, and pass over all that was imported."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -60,6 +69,14 @@ def compiled_propagate() -> None:
     from torch_geometric.nn import GINConv, SAGEConv
 
     SAGEConv(1, 1), GINConv(torch.nn.Identity())
+
+
+@pytest.fixture(autouse=True, scope='session')
+def quick_guards() -> None:
+    """Dynamo empties the CPU's caches to time the guards of all that it compiles, for a log."""
+    import torch._dynamo.guards
+
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
 DEVICES = ['cpu', 'cuda'] if torch.cuda.is_available() else ['cpu']

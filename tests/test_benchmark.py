@@ -2,6 +2,7 @@
 
 import copy
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pyg_fast._benchmark import _by_pyg, _without_lines_of_profiler
 from pyg_fast.datasets import PlantedGraph
 from pyg_fast.nn import FusedGCNConv, FusedGPSConv, MaxKGNN
 from pyg_fast.transforms import ToCSR
+from tests._compiled import Backend
 
 
 def planted(device: torch.device) -> Data:
@@ -87,8 +89,11 @@ def test_rows(device: torch.device, accelerated: bool) -> None:
     assert f'{ours.seconds * 1e3:.3g}' in lines[3]
 
 
-def test_compiled(device: torch.device) -> None:
+def test_compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
+    if device.type == 'cpu':  # C++ takes long, and tests of the manual compile some.
+        monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='aot_eager'))
+        monkeypatch.setattr('pyg_fast._compile.backend', Backend())
     result = pyg_fast.benchmark(
         GCNConv(64, 4).to(device), planted(device), compile_pyg=True, compile_ours=True,
         capture=False, seconds=0.01,

@@ -21,6 +21,8 @@ import torch
 from _in_process import run_script
 from torch_geometric.data import Data
 
+from tests._compiled import Backend
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -76,10 +78,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     modes, right = [], torch.compile
 
     def traced(model=None, mode=None, **options):
-        if options:  # a decorator of torch's own
+        if options.keys() - {'dynamic'}:  # a decorator of torch's own, or our backend
             return right(model, mode=mode, **options)
         modes.append(mode)
-        return right(model, backend='eager')
+        return right(model, backend='eager', **options)
 
     monkeypatch.setattr(torch, 'compile', traced)
     return modes
@@ -144,7 +146,10 @@ def test_new_graphs_and_models(tmp_path: Path) -> None:
             assert all(result['error'] <= 1 for result in cell['results'].values())
 
 
-def test_kernels_in_compiled_code(tmp_path: Path) -> None:
+def test_kernels_in_compiled_code(
+    tmp_path: Path, compiled: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('pyg_fast._compile.backend', backend := Backend())
     report, markdown, _ = run(
         'compiled', tmp_path, '--layers', 'own sum', '--sizes', 'hubs', '--rounds', '2'
     )
@@ -160,6 +165,8 @@ def test_kernels_in_compiled_code(tmp_path: Path) -> None:
     assert all(result['error'] <= 1 for result in cell['results'].values())
     assert cell['facts'].keys() == {'PyG / ours, prepared', 'PyG / ours, edge_index'}
     assert 'ours, prepared: geometric mean' in markdown
+    assert backend.kernels > 0
+    assert compiled == [None]  # PyG's
 
 
 def test_message(tmp_path: Path, compiled: list[str | None]) -> None:

@@ -215,8 +215,12 @@ class Mapped(MessagePassing):
         return MAPS[self.name](self, x_i, x_j, weight.view(-1, 1))
 
 
-@pytest.mark.parametrize('aggr', ['sum', 'mean'])
-@pytest.mark.parametrize('name', MAPS)
+# The mean divides the sum of any of them; a bias counts the edges.
+@pytest.mark.parametrize(
+    ('name', 'aggr'),
+    [*((name, 'sum') for name in MAPS), ('of weighted ones', 'mean'), ('a sum', 'mean'),
+     ('scaled', 'mean'), ('beside a value', 'mean')],
+)  # fmt: skip
 def test_maps_after_the_sum(name: str, aggr: str, device: torch.device) -> None:
     theirs = Mapped(name, aggr).double().to(device)
     ours = pyg_fast.accelerate(theirs)

@@ -856,8 +856,7 @@ def test_compile(kind: str, name: str, prepared: bool, device: torch.device) -> 
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
 
-@both
-@pytest.mark.parametrize('prepared', [False, True])
+@pytest.mark.parametrize(('kind', 'prepared'), [('gat', False), ('gat', True), ('gatv2', True)])
 def test_compile_bipartite(kind: str, prepared: bool, device: torch.device) -> None:
     torch._dynamo.reset()
     theirs, ours = layers(kind, (8, 6), heads=2, device=device)
@@ -915,8 +914,23 @@ def test_compile_edge_features_of_gatv2(
         gradients(compiled, x, graph, edge_attr, of_edges=True),
     )
     assert backend.kernels == backend.frames == 1
-    torch._dynamo.reset()  # Another backend runs PyG's code.
-    compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
+
+
+@pytest.mark.parametrize('loops', [True, False])
+def test_compile_edge_features_of_gatv2_by_another_backend(
+    loops: bool, device: torch.device
+) -> None:
+    """It runs PyG's code, in one graph too."""
+    torch._dynamo.reset()
+    options = dict(heads=2, edge_dim=4, residual=True, add_self_loops=loops)
+    theirs, ours = layers('gatv2', device=device, **options)
+    x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
+    edge_attr = features(edge_index.size(1), 4, device=device)
+    graph = edge_index
+    if not loops:
+        graph, order = prepare_edge_index(edge_index, (SRC, SRC))
+        edge_index, edge_attr = graph.as_tensor(), edge_attr[order]
+    compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(
         gradients(theirs, x, edge_index, edge_attr), gradients(compiled, x, graph, edge_attr)
     )

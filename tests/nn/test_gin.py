@@ -125,8 +125,7 @@ def test_autocast(train_eps: bool, device: torch.device) -> None:
             torch.testing.assert_close(b, a, rtol=0.05, atol=bound)
 
 
-@pytest.mark.parametrize('train_eps', [False, True])
-@pytest.mark.parametrize('prepared', [False, True])
+@pytest.mark.parametrize(('train_eps', 'prepared'), [(False, True), (True, False)])
 def test_compile(prepared: bool, train_eps: bool, device: torch.device) -> None:
     torch._dynamo.reset()
     theirs, ours = layers(device, train_eps=train_eps, eps=0.3)

@@ -73,7 +73,7 @@ REASONS = (
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(propagates(most=2))
 def test_like_pyg(propagate: Propagate) -> None:
     torch.manual_seed(0)

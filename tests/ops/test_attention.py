@@ -490,11 +490,11 @@ def test_no_tensor_of_edges_times_heads(op: str, form: str) -> None:
 # --- compilation ---------------------------------------------------------------------------------
 
 
-@both
 @pytest.mark.parametrize(
-    ('form', 'loops'),
-    [('plain', True), ('prepared', False), ('prepared', True), ('Graph', False)],
-)
+    ('op', 'form', 'loops'),
+    [('gat', 'plain', True), ('gatv2', 'plain', True), ('gat', 'prepared', False),
+     ('gatv2', 'prepared', True), ('gat', 'Graph', False), ('gatv2', 'Graph', False)],
+)  # fmt: skip
 def test_compiles_without_graph_break(
     device: torch.device, op: str, form: str, loops: bool
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pairs import pairs
 from _raw_ops import ops as kernels
 from _raw_ops import reference
 from torch import Tensor, nn
@@ -162,13 +163,14 @@ def edges_of_a_source(device: torch.device, prepared: bool) -> Tensor:
     return edges
 
 
-@pytest.mark.parametrize('weighted', [False, True])
-@pytest.mark.parametrize('prepared', [False, True])
-@pytest.mark.parametrize(('width', 'dtype'), [
-    (1, torch.float32), (5, torch.float32), (64, torch.float32), (8, torch.bfloat16)])  # fmt: skip
+@pairs(
+    ('prepared', 'weighted', 'kind'), [False, True], [False, True],
+    [(1, torch.float32), (5, torch.float32), (64, torch.float32), (8, torch.bfloat16)],
+)  # fmt: skip
 def test_gradient_of_a_source_that_wins_most_rows(
-    device: torch.device, prepared: bool, weighted: bool, width: int, dtype: torch.dtype
+    device: torch.device, prepared: bool, weighted: bool, kind: tuple[int, torch.dtype]
 ) -> None:
+    width, dtype = kind
     edges = edges_of_a_source(device, prepared)
     x = torch.randint(-9, 9, (NUM_ROWS, width), device=device).to(dtype)
     x[1] = 7  # It wins most of the rows, and shares some.

@@ -634,23 +634,24 @@ def test_model_refuses_what_does_not_fit(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ('kind', 'forward'), [('gcn', False), ('gcn', True), ('sage', True), ('gin', True)]
+    ('kind', 'forward', 'stands_alone'),
+    [('gcn', False, False), ('gcn', True, True), ('sage', True, True), ('gin', True, False)],
 )
-def test_compile(device: torch.device, kind: str, forward: bool) -> None:
+def test_compile(device: torch.device, kind: str, forward: bool, stands_alone: bool) -> None:
     torch._dynamo.reset()
     edge_index, mask = random_graph(300, 400, 0.05, device)
     edge_index = prepare_edge_index(edge_index, (300, 300))[0]
     case = Case(kind, edge_index, mask, 2, torch.float32)
     paths = case.paths(forward=forward)
-    alone = case.paths(forward=True, keep_graph=False)
     expected = case.step(paths)
     compiled = torch.compile(case.out, fullgraph=True, backend='aot_eager')
     case.out = lambda paths: compiled(paths)  # type: ignore[method-assign]
     assert_equal(case.step(paths), expected, 1e-5)
     with pytest.raises(ValueError, match='lost gradients of'):
         case.out(case.paths(forward=forward)).sum().backward()
-    if forward:
+    if stands_alone:
         case.args = (None,)
+        alone = case.paths(forward=True, keep_graph=False)
         assert_equal(case.step(alone), expected, 1e-5)
 
 
