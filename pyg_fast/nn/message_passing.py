@@ -97,14 +97,17 @@ def _with_plain_list(
     conv: MessagePassing, x: object, edge_index: EdgeIndex, *more: object
 ) -> tuple[object, ...]:
     """The arguments of a layer. What its `forward` calculates from a sorted list before `propagate`
-    takes longer than from a plain one, which it gets where so few edges run PyG's code."""
-    width = conv.__dict__.get('_width')
-    if width is not None and _takes_a_list(conv) and not conv.strict and isinstance(x, Tensor):
-        plain = edge_index.as_tensor()
-        fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
-        if fits and has_few_edges(plain, width, 'prepared message'):
-            return x, plain, *more
-    return x, edge_index, *more
+    takes longer than from a plain one, which it gets where PyG's code will run: for few edges, or
+    on a CPU for a message that has been refused."""
+    own = conv.__dict__
+    width, entry = own.get('_width'), own.get('_fused_entry')
+    if width is None or conv.strict or not isinstance(x, Tensor) or not _takes_a_list(conv):
+        return x, edge_index, *more
+    plain = edge_index.as_tensor()
+    is_refused = entry is not None and entry.last is None and bool(entry.refused)
+    runs_pygs = has_few_edges(plain, width, 'prepared message') or (is_refused and plain.is_cpu)
+    fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
+    return x, plain if fits and runs_pygs else edge_index, *more
 
 
 def _is_pygs(conv: MessagePassing) -> bool:
@@ -309,9 +312,8 @@ class FusedPropagate(FusedLayer):
         if has_list(edge_index):
             plain = edge_index.as_tensor()
         if not self.strict:
-            # An EdgeIndex that is not sorted is perhaps new, as with the loops that `forward` adds.
-            is_list = plain is edge_index or not edge_index.is_sorted_by_col
-            kind = 'message' if is_list else 'prepared message'
+            # An EdgeIndex may be new at each call, as with the loops that `forward` adds.
+            kind = 'prepared message' if keeps_graph(edge_index) else 'message'
             few = has_few_edges(plain, own['_width'], kind)
             # Whether a message is an MLP is known once it was captured.
             if few and ('_fused_entry' in own or not _may_be_wider(self, plain, kind)):

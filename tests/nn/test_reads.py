@@ -11,6 +11,7 @@ from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, softmax
 
 import pyg_fast
+from pyg_fast.graph.readable import ReadableEdgeIndex
 from pyg_fast.nn._reads import reads_a_list
 from pyg_fast.transforms import ToCSR
 from tests.nn._layers import N, graph
@@ -117,3 +118,16 @@ def test_few_edges(kind: Any, device: torch.device) -> None:
     with pyg_fast.small_graphs('kernel'):
         ours(x, prepared.edge_index)
     assert isinstance(ours.seen[-1], EdgeIndex)
+
+
+class Refused(Degrees):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.sort(-1).values
+
+
+def test_what_is_refused_gets_the_list() -> None:
+    prepared = ToCSR()(Data(edge_index=graph(torch.device('cpu')), num_nodes=N))
+    layer = pyg_fast.accelerate(Refused())
+    for _ in range(2):
+        layer(torch.rand(N, 8), prepared.edge_index)
+    assert [type(each) for each in layer.seen] == [ReadableEdgeIndex, Tensor]
