@@ -231,6 +231,8 @@ def check_functions(graph: GraphModule) -> None:
                 'batch normalization in training mixes edges: LayerNorm does not'
                 + last_place(node.stack_trace or '')
             )
+        if _slices_by_a_size(node) or _is_cut_by_nodes(node):
+            raise Refused('the number of edges or nodes is used as a number')
         if target is F.one_hot and not all(map(_converts, node.users)):
             raise Refused('one_hot without a conversion' + last_place(node.stack_trace or ''))
         value = node.meta.get('example_value')
@@ -242,6 +244,29 @@ def check_functions(graph: GraphModule) -> None:
         if changes or isinstance(target, HigherOrderOperator):
             name = _IN_USERS_TERMS.get(name, name)
             raise Refused(f'{name} in message{last_place(node.stack_trace or "")}')
+
+
+def _slices_by_a_size(node: Node) -> bool:
+    """Whether a slice ends at a number of edges or nodes: one beyond the end takes all there is,
+    whichever it is."""
+    if node.target is torch.ops.aten.slice.Tensor:
+        return any(isinstance(each, Node) for each in node.args[2:])
+    index = node.args[1] if node.target is operator.getitem else ()
+    parts = index if isinstance(index, (tuple, list)) else (index,)
+    slices = [each for each in parts if isinstance(each, slice)]
+    return any(isinstance(n, Node) for each in slices for n in (each.start, each.stop, each.step))
+
+
+def _is_cut_by_nodes(node: Node) -> bool:
+    """Whether a function takes a number of nodes as that of parts, as `chunk` does."""
+    name = str(getattr(node.target, '__name__', node.target))
+    if name.partition('.')[0] not in _CUTS:
+        return False
+    numbers = [*node.args[1:], *node.kwargs.values()]
+    return any(isinstance(each, Node) for each in numbers)
+
+
+_CUTS = ('chunk', 'tensor_split', 'tril', 'triu', 'roll', 'topk', 'diagonal', 'unsafe_chunk')
 
 
 def _converts(node: Node) -> bool:

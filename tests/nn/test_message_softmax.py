@@ -553,3 +553,51 @@ def test_a_number_of_nodes_of_the_layer(device: torch.device) -> None:
         x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
         compared(convs, x, torch.randint(num_nodes, (2, E), device=device))
         assert not why_pygs(convs[0])
+
+
+CUTS: dict[str, Callable[..., Tensor]] = {
+    'slice': lambda x, count: x[:, :count], 'chunk': lambda x, count: x.chunk(count, -1)[0],
+    'narrow': lambda x, count: x.narrow(1, 0, count),
+}  # fmt: skip
+
+
+class Cut(Counted):
+    kind = 'slice'
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, count=4)
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, count: int) -> Tensor:
+        alpha = softmax((x_i * x_j).sum(-1), index).view(-1, 1)
+        return alpha * CUTS[self.kind](x_j, count)
+
+
+class PlainCut(Cut):
+    propagate = MessagePassing.propagate
+
+
+@pytest.mark.parametrize('kind', CUTS)
+def test_a_number_that_is_that_of_nodes_by_chance(kind: str, device: torch.device) -> None:
+    convs: Any = Cut(), PlainCut()
+    for conv in convs:
+        conv.kind = kind
+    for num_nodes in (4, N, 4):
+        x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
+        compared(convs, x, torch.randint(num_nodes, (2, E), device=device))
+        assert not why_pygs(convs[0])
+
+
+class CutByNodes(Cut):
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return softmax((x_i * x_j).sum(-1), index).view(-1, 1) * x_j[:, :size_i]
+
+
+class PlainCutByNodes(CutByNodes):
+    propagate = MessagePassing.propagate
+
+
+def test_a_slice_by_the_number_of_nodes(device: torch.device) -> None:
+    convs = CutByNodes(), PlainCutByNodes()
+    for num_nodes in (N, 4):
+        x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
+        compared(convs, x, torch.randint(num_nodes, (2, E), device=device))
