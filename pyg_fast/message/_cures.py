@@ -9,6 +9,9 @@ FAILS = "another message or input, as the error of the call tells: with PyG's co
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
+    (r'over the edges of each source|size_j', 'what reads all edges of a source, or how many '
+     'sources there are, in forward, and given to propagate: alpha=torch_geometric.utils.softmax('
+     "score, edge_index[0], num_nodes=x.size(0)); with flow='target_to_source' edge_index[1]"),
     (r'without node_dim=', 'a column of a number for each node, in propagate: deg=deg.view(-1, 1)'),
     (r'others or size= say|^sizes that differ', 'a row for each node in all features of nodes, '
      'and as many as size= says; a pair x=(x_src, x_dst) for edges between two types of nodes; '
