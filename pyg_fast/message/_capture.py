@@ -265,6 +265,7 @@ def _method(node: Node) -> str:
 
 _IN_USERS_TERMS = {
     '_get_data_attr': 'data', 'autograd_function_apply': 'a custom autograd.Function',
+    'tag_activation_checkpoint': 'torch.utils.checkpoint',
 }  # fmt: skip
 _CHANGES_AUTOGRAD = (
     'detach', '_get_data_attr', 'grad_enabled', 'inference_mode', 'requires_grad', 'register_hook',
