@@ -791,7 +791,7 @@ def test_cures_fit_errors() -> None:
         (x.double(), edge_index, "must have the dtype of the layer's", None),
         (x.long(), edge_index, 'must hold floating-point numbers', None),
         (x.numpy(), edge_index, 'must be a tensor of features of nodes', 'tensors, as of'),
-        (x[:30], prepared, "'edge_index' is of size", None),
+        (x[:30], prepared, "'edge_index' is of size .*: prepare the edges again, by ToCSR", None),
         (x[:, 0], edge_index, r'x.view\(-1, 1\)', 'a column of a number for each node'),
     ]
     for features, edges, text, helps in wrong:

@@ -37,6 +37,7 @@ from ..ops.cbsr import CBSR
 from ..sparse.graph import check_node_counts
 from ._explain_own import (
     TWO_TENSORS,
+    arguments_of_operator,
     check_embedding,
     check_first,
     check_inner,
@@ -584,8 +585,11 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
     if all(wanted not in weight.shape for weight in conv.parameters()):
         return  # It is no parameter that does not fit.
     of_width = _of_width(conv, tensors, columns)
-    frame = users_frame(frames_of(error)) if is_own(conv) else None
-    of_width = [name for name in of_width if frame is None or reads(frame, name)]
+    if is_own(conv):
+        as_they_are = arguments_of_operator(given, error)
+        of_width = [name for name in of_width if name in as_they_are]
+        if not of_width:
+            return
     # What is joined with others has not the width of the map alone.
     parameters = inspect.signature(type(conv).forward).parameters
     missing = [

@@ -441,11 +441,16 @@ def check_inner(conv: Any, given: Mapping[str, object], error: Exception) -> Non
         argument, option = _LINEAR[frame.f_code]
         value, columns = frame.f_locals.get(argument), getattr(module, option)
         name = next((name for name, each in conv.named_modules() if each is module), None)
-        if name is None or not isinstance(value, Tensor) or value.dim() < 2:
+        if name is None or not isinstance(value, Tensor):
             continue
         which, shape = _argument_that_is(value, given, frames) if own else None, list(value.shape)
         if which is not None and any(each is None for each in given.values()):
             return  # Perhaps that which is None is to blame.
+        if which is not None and len(shape) == columns == 1:
+            raise ShapeError(
+                f"'{which[0]}' must have shape {[*shape, 1]}, as a linear map of the layer takes, "
+                f'got {shape}: {which[0]}.view(-1, 1)'
+            )
         if which is not None:
             shape = list(which[1].shape)
             raise ShapeError(
@@ -487,6 +492,13 @@ def _argument_that_is(
             if any(_is_same(each[1], part) for part in parts):
                 return each
     return None
+
+
+def arguments_of_operator(given: Mapping[str, object], error: Exception) -> set[str]:
+    """The arguments of a call that an operator in the user's code has got as they are."""
+    frames = frames_of(error)
+    found = (_argument_that_is(each.value, given, frames) for each in _operands(error))
+    return {each[0] for each in found if each is not None}
 
 
 def _collected(frames: Sequence[FrameType]) -> dict[str, object]:
@@ -636,7 +648,8 @@ def check_message(conv: Any, error: Exception) -> None:
         (other,) = sizes - {count}
         raise ShapeError(
             f"'message' combines {other} channels with {count} numbers, one for each edge: "
-            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}'
+            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}, and '
+            '.view(-1, 1, 1) one beside heads'
         )
     _check_heads(inside, sizes, dim)
     for method in ('message', 'update'):
@@ -644,9 +657,10 @@ def check_message(conv: Any, error: Exception) -> None:
 
 
 class _Operand(NamedTuple):
-    """One of two values that an operator of a message combines."""
+    """One of the values that an operator of a message combines."""
 
     name: str  # of the variable that it is, or a view of
+    value: Tensor  # of the variable
     shape: list[int]
 
 
@@ -655,7 +669,7 @@ def _check_operands(
 ) -> None:
     """Raises for a view of an argument that does not keep the edges, and for heads beside
     channels."""
-    for name, shape in operands:
+    for name, _, shape in operands:
         value = collected.get(name)
         if not isinstance(value, Tensor) or name[-2:] in ('_i', '_j'):
             continue
@@ -676,7 +690,7 @@ def _check_operands(
 
 
 def _operands(error: Exception) -> list[_Operand]:
-    """The two values that the operator combines which has failed in the user's code, as far as
+    """The values that the operator or function gets which has failed in the user's code, as far as
     their shapes are sure."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -687,14 +701,21 @@ def _operands(error: Exception) -> list[_Operand]:
     if not hasattr(code, 'co_positions'):  # Python 3.10
         return []
     first, last, start, end = next(islice(code.co_positions(), trace.tb_lasti // 2, None))
-    if first is None or first != last:
+    if first is None or last is None:
         return []
-    text = linecache.getline(code.co_filename, first).encode()[start:end].decode()
+    lines = [linecache.getline(code.co_filename, k).encode() for k in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]  # Before the start: both may be in one line.
+    lines[0] = lines[0][start:]
     try:
-        expression = ast.parse(text, mode='eval').body
-    except SyntaxError:  # The file has changed.
+        expression = ast.parse(b'(%b)' % b''.join(lines), mode='eval').body
+    except (SyntaxError, ValueError):  # The file has changed.
         return []
-    sides = [expression.left, expression.right] if isinstance(expression, ast.BinOp) else []
+    sides: list[ast.expr] = []
+    if isinstance(expression, ast.BinOp):
+        sides = [expression.left, expression.right]
+    elif isinstance(expression, ast.Call) and not expression.keywords:
+        of = expression.func.value if isinstance(expression.func, ast.Attribute) else None
+        sides = [*expression.args] if of is None else [of, *expression.args]
     return [each for side in sides if (each := _operand(side, frame)) is not None]
 
 
@@ -713,7 +734,7 @@ def _operand(side: ast.expr, frame: FrameType) -> _Operand | None:
     if not isinstance(side, ast.Name) or not isinstance(value, Tensor):
         return None
     shape = torch.empty(value.shape, device='meta').view(sizes or value.shape).shape
-    return _Operand(side.id, list(shape))
+    return _Operand(side.id, value, list(shape))
 
 
 def _value(of: ast.expr, frame: FrameType) -> object:

@@ -654,8 +654,21 @@ class MapUpdated(SecondMap):
 
 class MatrixOfOther(SecondMap):
     def message(self, x_j: Tensor) -> Tensor:
-        wide = x_j.relu()
-        return wide @ self.b.weight.t()
+        return torch.relu(x_j) @ self.b.weight.t()
+
+
+class MapOfNumber(SecondMap):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(1, IN)
+
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return self.a(gate) * x_j
+
+
+class MatrixOfX(SecondMap):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x_j, self.b.weight)
 
 
 class ViewedRows(Forgets):
@@ -682,7 +695,8 @@ class HeadsBesideChannels(Forgets):
 class HeadsBesideOne(Forgets):
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         part = x_j[:, :4]
-        return x_i.view(-1, 3, 4) * part
+        return torch.mul(
+            x_i.view(-1, 3, 4), part)  # fmt: skip
 
 
 class NoDegree(Forgets):
@@ -780,6 +794,8 @@ class OfHeads(Forgets):
         (MapOfForward, "'b' must get 24 columns, as its in_channels is 24, got shape .*120, 12"),
         (MapOfBoth, "'a' must get 12 columns, as its in_features is 12, got shape .*120, 24"),
         (MapUpdated, "'a' must get 12 columns, as its in_features is 12, got shape .*80, 24"),
+        (MapOfNumber, r"'gate' must have shape \[120, 1\], .* got \[120\]: gate.view\(-1, 1\)"),
+        (MatrixOfX, "'x' must have 24 columns, as a linear map of the layer takes, got shape .*80"),
         (MatrixOfOther, 'mat1 and mat2 shapes cannot be multiplied'),
         (
             ViewedRows,
