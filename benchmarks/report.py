@@ -227,10 +227,10 @@ SYSTEMS = (
         'Hubs', 'One node receives h of the edges, and another sends as many.', HUBS),
     System(
         'Layers of your own', 'The message of each layer as one generated kernel: '
-        '[Write your own layer](../systems/messages.rst).', [MESSAGES]),
+        '[Messages as kernels](../systems/messages.rst).', [MESSAGES]),
     System(
         'An MLP of each edge', 'Layers whose message is an MLP, as one kernel over tiles of edges: '
-        '[Write your own layer](../systems/messages.rst). Products of float32 as exact as float32 '
+        '[Messages as kernels](../systems/messages.rst). Products of float32 as exact as float32 '
         '(`highest`) or not (`high`), or bfloat16.', EDGE_MLPS),
     System(
         'Compiled models', '`pyg_fast.compile` beside `torch.compile`, on a plain `edge_index`: '

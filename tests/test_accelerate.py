@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.linalg import matrix_norm
 from torch.nn import Module, ModuleDict, ModuleList
 from torch.nn.functional import gumbel_softmax
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
@@ -35,7 +36,7 @@ from torch_geometric.nn import (
     SGConv,
     to_hetero,
 )
-from torch_geometric.utils import add_self_loops, degree
+from torch_geometric.utils import add_self_loops, degree, scatter
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
@@ -790,7 +791,7 @@ def test_cures_fit_errors() -> None:
         (x.double(), edge_index, "must have the dtype of the layer's", None),
         (x.long(), edge_index, 'must hold floating-point numbers', None),
         (x.numpy(), edge_index, 'must be a tensor of features of nodes', 'tensors, as of'),
-        (x[:30], prepared, "'edge_index' is of size", None),
+        (x[:30], prepared, "'edge_index' is of size .*: prepare the edges again, by ToCSR", None),
         (x[:, 0], edge_index, r'x.view\(-1, 1\)', 'a column of a number for each node'),
     ]
     for features, edges, text, helps in wrong:
@@ -957,6 +958,82 @@ def test_the_reason_for_numpy_is_the_users() -> None:
 )
 def test_cures_fit_the_layer(layer: Callable[[], MessagePassing], helps: str) -> None:
     assert pyg_fast.accelerate_report(layer())[0].cure.startswith(helps)
+
+
+class Product(MessagePassing):
+    def __init__(self, aggr: str = 'mul') -> None:
+        super().__init__(aggr)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class Spread(Product):
+    """A variance in two rounds."""
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        mean = scatter(inputs, index, 0, dim_size, 'mean')
+        return scatter((inputs - mean[index]) ** 2, index, 0, dim_size, 'mean')
+
+
+class Moments(Spread):
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        mean = scatter(inputs, index, 0, dim_size, 'mean')
+        return scatter(inputs * inputs, index, 0, dim_size, 'mean') - mean * mean
+
+
+class Logarithms(Product):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x).exp()
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.log()
+
+
+class Checkpointed(Product):
+    def message(self, x_j: Tensor) -> Tensor:
+        return checkpoint(torch.sigmoid, x_j, use_reentrant=False)
+
+
+class Uncheckpointed(Product):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.sigmoid(x_j)
+
+
+@pytest.mark.parametrize(
+    ('layer', 'helps', 'instead'),
+    [
+        (Spread, "for a variance aggr='var' or 'std', or in aggregate the mean of inputs", Moments),
+        (Spread, "for a variance aggr='var'", lambda: Product('var')),
+        (Product, "for positive numbers aggr='sum' of x_j.log()", lambda: Logarithms('sum')),
+        (
+            lambda: Checkpointed('sum'),
+            'torch.utils.checkpoint around the layer, or none',
+            lambda: Uncheckpointed('sum'),
+        ),
+    ],
+)
+def test_cures_run_as_kernels(
+    layer: Callable[[], MessagePassing], helps: str, instead: Callable[[], MessagePassing]
+) -> None:
+    _, edge_index = graph()
+    x = torch.rand(NODES, 8, dtype=torch.float64).add(0.5).requires_grad_()
+    first, second = pyg_fast.accelerate(layer()), pyg_fast.accelerate(instead())
+    with pyg_fast.small_graphs('kernel'):
+        out = first(x, edge_index)
+        around = checkpoint(second, x, edge_index, use_reentrant=False)
+        for result in (second(x, edge_index), around):
+            torch.testing.assert_close(result, out)
+            torch.testing.assert_close(
+                *(torch.autograd.grad(each.sum(), x, retain_graph=True) for each in (result, out))
+            )
+    (report,) = pyg_fast.accelerate_report(first)
+    assert report.runs_on == "PyG's code"
+    assert report.cure.startswith(helps)
+    assert pyg_fast.accelerate_report(second)[0].runs_on == 'kernel'
 
 
 def test_pygs_norm_of_all_edges_is_told() -> None:

@@ -137,11 +137,7 @@ def _of_prepared(
 ) -> Graph:
     """The graph of a :class:`PreparedGraph`, with what it does not hold, cached."""
     graph = prepared.graph
-    if (num_src, num_dst) != (graph.num_src, graph.num_dst):
-        raise ValueError(
-            f"'edge_index' is of size {(graph.num_src, graph.num_dst)} (sources, destinations), "
-            f'but there are {num_src} source and {num_dst} destination nodes'
-        )
+    check_node_counts((graph.num_src, graph.num_dst), num_src, num_dst)
     compiling = torch.compiler.is_compiling()
     if compiling:  # Fewer symbols for the same sizes.
         graph = graph._replace(num_src=num_src, num_dst=num_dst)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._einsum import einsum_of_edges
 from ._gathers import INDICES
 from ._ir import Program, Refused
-from ._parse import Parser
+from ._parse import OVER_SOURCES, Parser
 from ._quiet import quiet, without_warnings
 from ._rows import ACROSS_EDGES, Reduced, RowPart, split_rows
 from ._trace import EDGES, NODES, READS_VALUE, Like, last_place, run_on_fakes, trace
@@ -290,6 +290,7 @@ def _method(node: Node) -> str:
 
 _IN_USERS_TERMS = {
     '_get_data_attr': 'data', 'autograd_function_apply': 'a custom autograd.Function',
+    'tag_activation_checkpoint': 'torch.utils.checkpoint',
 }  # fmt: skip
 _CHANGES_AUTOGRAD = (
     'detach', '_get_data_attr', 'grad_enabled', 'inference_mode', 'requires_grad', 'register_hook',
@@ -408,6 +409,8 @@ class SizedInterpreter(torch.fx.Interpreter):
             return self.num_nodes - 1
         if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
             return None
+        if _is_maximum_of_index(node, 'source'):
+            raise Refused(OVER_SOURCES + last_place(node.stack_trace or ''))
         if _starts_sums(node):  # However many rows there are: edges read those of their nodes.
             x, *size = self.fetch_args_kwargs_from_env(node)[0]
             rest = size[0][1:] if isinstance(size[0], (tuple, list)) else size[1:]
@@ -505,11 +508,11 @@ def _is_last_node(node: Node) -> bool:
     return isinstance(most, Node) and _is_maximum_of_index(most)
 
 
-def _is_maximum_of_index(node: Node) -> bool:
+def _is_maximum_of_index(node: Node, end: str = 'index') -> bool:
     if node.target not in ('max', torch.max) or len(node.args) != 1 or node.kwargs:
         return False
     (index,) = node.args
-    return isinstance(index, Node) and _is_index(index)
+    return isinstance(index, Node) and _end_of(index) == end
 
 
 def _sizes_a_result(node: Node) -> bool:
@@ -533,7 +536,23 @@ _GATHERS = ('index_select', torch.index_select, operator.getitem)
 
 def _is_index(node: Node) -> bool:
     """Whether a node is the destinations of the edges."""
-    return node.target in (_ops.index, _ops.index.default)
+    return _end_of(node) == 'index'
+
+
+def _end_of(node: Node) -> str | None:
+    """The end of the edges that a node is, `index` or `source`, also as a row of `edge_index`."""
+    for end, op in (('index', _ops.index), ('source', _ops.source)):
+        if node.target in (op, op.default):
+            return end
+    if node.target is not operator.getitem:
+        return None
+    both, row = node.args
+    if isinstance(both, Node) and both.target in ('unbind', torch.unbind) and len(both.args) == 1:
+        both = both.args[0]
+    is_edges = isinstance(both, Node) and both.target in (_ops.edge_index, _ops.edge_index.default)
+    if not is_edges or row not in (0, 1, -1, -2):
+        return None
+    return 'index' if both.args[1] == (row in (0, -2)) else 'source'  # type: ignore[union-attr]
 
 
 def _starts_sums(node: Node) -> bool:

@@ -9,6 +9,17 @@ FAILS = "another message or input, as the error of the call tells: with PyG's co
 
 # By a pattern of the reason; the first that fits counts.
 _CURES = [
+    (r'over the edges of each source|size_j', 'what reads all edges of a source, or how many '
+     'sources there are, in forward, and given to propagate: alpha=torch_geometric.utils.softmax('
+     "score, edge_index[0], num_nodes=x.size(0)); with flow='target_to_source' edge_index[1]"),
+    (r'depends on other edges, and not by softmax', "for a variance aggr='var' or 'std', or in "
+     'aggregate the mean of inputs and that of inputs * inputs; a softmax over the neighbours; '
+     'else a call of propagate for each round, as propagate(edge_index, x=x, mean=mean) with '
+     'mean_i in message'),
+    (r'^MulAggregation', "for positive numbers aggr='sum' of x_j.log() in message, and .exp() of "
+     'what propagate returns'),
+    (r'checkpoint in message', 'torch.utils.checkpoint around the layer, or none: most kernels '
+     'keep no tensor of edges times channels for their backward pass'),
     (r'without node_dim=', 'a column of a number for each node, in propagate: deg=deg.view(-1, 1)'),
     (r'others or size= say|^sizes that differ', 'a row for each node in all features of nodes, '
      'and as many as size= says; a pair x=(x_src, x_dst) for edges between two types of nodes; '

@@ -27,7 +27,7 @@ from ._operators import (
 )
 from ._rows import ACROSS_EDGES
 from ._softmax import softmax_of
-from ._trace import NO_ROW_FOR_DROPOUT, NODES, OWN, last_place
+from ._trace import NO_ROW_FOR_DROPOUT, NODES, OWN, UTILS_OF_PYG, last_place
 
 _M = TypeVar('_M', bound=Callable[..., int | list[int | None]])
 
@@ -47,6 +47,7 @@ _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
 _ATTENTION = 'nn.MultiheadAttention in message has no kernel'
 _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
+OVER_SOURCES = 'a softmax or another reduction over the edges of each source'
 _CONSTANT = 'a constant tensor made in message'
 # Operators that make tensors of numbers alone, as `arange` is decomposed.
 _MAKERS = {torch.ops.prims.iota.default, aten.linspace.default, aten.eye.default, aten.eye.m}
@@ -395,6 +396,8 @@ class Parser:
         start, shapes = program[self._value(zeros)], [each.meta['val'].shape for each in args[2:4]]
         if target is aten.index_add.default:
             shapes[0] = (*shapes[0], *shapes[1][1:])
+        if self._is_index(index, 'source'):
+            raise Refused(OVER_SOURCES)
         if (
             dim != 0 or not self._is_index(index) or not self._is_on_nodes(zeros)
             or start.op != 'const' or self._edge_dim(x) != 0
@@ -423,12 +426,12 @@ class Parser:
         self.lines.setdefault(out, last_place(node.meta.get('stack_trace') or ''))
         return out
 
-    def _is_index(self, node: Node) -> bool:
-        """Whether a value is the destination of each edge."""
+    def _is_index(self, node: Node, end: str = 'index') -> bool:
+        """Whether a value is the destination of each edge, or another end."""
         at = self._value(node)
         while self.program[at].op in ('view', 'expand'):
             (at,) = self.program[at].args
-        return self.program[at].op == 'index'
+        return self.program[at].op == end
 
     @_reads(aten.index_select.default, aten.index.Tensor)
     def _gather_from_row(self, node: Node) -> int:
@@ -869,9 +872,12 @@ def _is_of_attention(node: Node) -> bool:
 
 
 def _source_line(node: Node) -> str:
-    """The line of the user's code that called an operator, if it is known."""
+    """The line of the code that called an operator, if it is known, and not that of a function of
+    PyG which the code calls."""
     lines = [line.strip() for line in (node.meta.get('stack_trace') or '').splitlines()]
-    places = [k for k, line in enumerate(lines) if line.startswith('File "')]
+    places = [
+        k for k, line in enumerate(lines) if line.startswith('File "') and UTILS_OF_PYG not in line
+    ]
     if not places or OWN in lines[places[-1]]:  # It is what calls the message.
         return ''
     code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ''

@@ -92,7 +92,7 @@ _OF_TORCH = str(Path(torch.__file__).parent)
 
 _OF_PYTHON = str(Path(inspect.__file__).parent)
 
-_UTILS_OF_PYG = str(Path(torch_geometric.utils.__file__).parent)
+UTILS_OF_PYG = str(Path(torch_geometric.utils.__file__).parent)
 
 OWN = str(Path(__file__).parent)
 _MAX_LENGTH = 200  # of a text that is not ours in a reason
@@ -220,7 +220,7 @@ def _is_library(place: str) -> bool:
     are captured."""
     return (
         _OF_TORCH in place
-        or _UTILS_OF_PYG in place
+        or UTILS_OF_PYG in place
         or OWN in place
         or (_OF_PYTHON in place and 'site-packages' not in place)
     )

@@ -34,8 +34,10 @@ from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, is_stream_capturing, raise_index_error
 from ..ops._numbers import check_share
 from ..ops.cbsr import CBSR
+from ..sparse.graph import check_node_counts
 from ._explain_own import (
     TWO_TENSORS,
+    arguments_of_operator,
     check_embedding,
     check_first,
     check_inner,
@@ -326,8 +328,8 @@ def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> No
     _check_numbers_of_rows(conv, given, error)
     check_embedding(conv, error)
     check_linear(given, error)
-    check_inner(conv, error)
     check_joined(conv, error)
+    check_inner(conv, given, error)
     _check_by_text(conv, given, error)
     check_rows(conv, given, error)
     if isinstance(conv, MessagePassing):
@@ -583,6 +585,11 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
     if all(wanted not in weight.shape for weight in conv.parameters()):
         return  # It is no parameter that does not fit.
     of_width = _of_width(conv, tensors, columns)
+    if is_own(conv):
+        as_they_are = arguments_of_operator(given, error)
+        of_width = [name for name in of_width if name in as_they_are]
+        if not of_width:
+            return
     # What is joined with others has not the width of the map alone.
     parameters = inspect.signature(type(conv).forward).parameters
     missing = [
@@ -724,16 +731,9 @@ def check_edge_weight(weight: object) -> None:
 
 def _check_nodes(conv: Any, x: object, edge_index: Tensor) -> None:
     ends = x if isinstance(x, (tuple, list)) else (x, x)
-    counts = [_num_rows(end, conv.node_dim) for end in ends]
+    num_src, num_dst = (_num_rows(end, conv.node_dim) for end in ends)
     if isinstance(edge_index, EdgeIndex):
-        size = edge_index.sparse_size()
-        for count, wanted, name in zip(counts, size, ('source', 'destination'), strict=True):
-            if None not in (count, wanted) and count != wanted:
-                raise ValueError(
-                    f"'edge_index' is of size {tuple(size)} (sources, destinations), but there are "
-                    f'{count} {name} nodes'
-                )
-    num_src, num_dst = counts
+        check_node_counts(edge_index.sparse_size(), num_src, num_dst)
     if edge_index.size(1) > 0 and num_src is not None and num_dst is not None:
         raise_index_error(list_of(edge_index), num_src, num_dst)
 

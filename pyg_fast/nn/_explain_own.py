@@ -1,19 +1,23 @@
 """Says what the functions of a user's own layer do wrong, by the frames of the call that failed."""
 
+import ast
 import dis
 import inspect
 import linecache
+import math
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_geometric.utils._softmax as softmax_of_pyg
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Sequential
+from torch_geometric.nn import Linear as LinearOfPyG
 from torch_geometric.nn import MessagePassing
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
@@ -421,23 +425,101 @@ def _has_rows_of_nodes(conv: Any, frames: Sequence[FrameType], count: int) -> bo
     return any(isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == count for x in values)
 
 
-def check_inner(conv: Any, error: Exception) -> None:
-    """Raises for a linear map of a Sequential that does not fit what stands before it."""
+def check_inner(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for a linear map that does not fit what it gets: the argument, where it gets this as
+    it is, else the module, in a user's own layer or behind the first one of a Sequential."""
     if 'mat1 and mat2 shapes' not in str(error):
         return
+    frames, own = frames_of(error), is_own(conv)
     firsts: list[set[Module]] = []  # the modules of the first parts of Sequentials
-    for frame in frames_of(error):
-        module, value = frame.f_locals.get('self'), frame.f_locals.get('input')
+    for frame in frames:
+        module = frame.f_locals.get('self')
         if frame.f_code is Sequential.forward.__code__ and isinstance(module, Sequential):
             firsts.append({*module[0].modules()})
-        if frame.f_code is not Linear.forward.__code__ or all(module in each for each in firsts):
+        if frame.f_code not in _LINEAR or (not own and all(module in each for each in firsts)):
             continue
+        argument, option = _LINEAR[frame.f_code]
+        value, columns = frame.f_locals.get(argument), getattr(module, option)
         name = next((name for name, each in conv.named_modules() if each is module), None)
-        if name is not None and isinstance(module, Linear) and isinstance(value, Tensor):
+        if name is None or not isinstance(value, Tensor):
+            continue
+        which, shape = _argument_that_is(value, given, frames) if own else None, list(value.shape)
+        if which is not None and any(each is None for each in given.values()):
+            return  # Perhaps that which is None is to blame.
+        if which is not None and len(shape) == columns == 1:
             raise ShapeError(
-                f"'{name}' must get {module.in_features} columns, as its in_features is "
-                f'{module.in_features}, got shape {list(value.shape)}'
+                f"'{which[0]}' must have shape {[*shape, 1]}, as a linear map of the layer takes, "
+                f'got {shape}: {which[0]}.view(-1, 1)'
             )
+        if which is not None:
+            shape = list(which[1].shape)
+            raise ShapeError(
+                f"'{which[0]}' must have {columns} columns, as a linear map of the layer takes, "
+                f'got shape {shape}'
+            )
+        raise ShapeError(
+            f"'{name}' must get {columns} columns, as its {option} is {columns}, got shape {shape}"
+        )
+
+
+# By the code of linear maps: the name of what they get, and the option that says its columns.
+_LINEAR = {
+    Linear.forward.__code__: ('input', 'in_features'),
+    LinearOfPyG.forward.__code__: ('x', 'in_channels'),
+}
+
+
+def _argument_that_is(
+    value: Tensor, given: Mapping[str, object], frames: Sequence[FrameType]
+) -> tuple[str, Tensor] | None:
+    """The argument of a call, and its part of a pair, that a value is as it is, or rows of it that
+    PyG has gathered."""
+    arguments = [
+        (name, part) for name, several in given.items()
+        for part in (several if isinstance(several, (tuple, list)) else (several,))
+        if isinstance(part, Tensor)
+    ]  # fmt: skip
+    for each in arguments:
+        if _is_same(value, each[1]):
+            return each
+    passed = propagated(frames)
+    for name, rows in _collected(frames).items():
+        if name[-2:] not in ('_i', '_j') or not _is_same(value, rows):
+            continue
+        several = passed.get(name[:-2])
+        parts = several if isinstance(several, (tuple, list)) else (several,)
+        for each in arguments:
+            if any(_is_same(each[1], part) for part in parts):
+                return each
+    return None
+
+
+def arguments_of_operator(given: Mapping[str, object], error: Exception) -> set[str]:
+    """The arguments of a call that an operator in the user's code has got as they are."""
+    frames = frames_of(error)
+    found = (_argument_that_is(each.value, given, frames) for each in _operands(error))
+    return {each[0] for each in found if each is not None}
+
+
+def _collected(frames: Sequence[FrameType]) -> dict[str, object]:
+    """What PyG's `propagate`, or what runs in its place, has passed to `message`."""
+    for frame in frames:
+        if frame.f_code.co_name != 'propagate':
+            continue
+        is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
+        values = frame.f_locals.get('given' if is_direct else 'kwargs')
+        if isinstance(values, tuple) and hasattr(values, '_asdict'):
+            return values._asdict()
+        if is_direct and isinstance(values, dict):
+            return values
+    return {}
+
+
+def _is_same(value: Tensor, other: object) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    if not isinstance(other, Tensor) or value.shape != other.shape:
+        return False
+    return value.data_ptr() == other.data_ptr() != 0
 
 
 def check_joined(conv: Any, error: Exception) -> None:
@@ -545,21 +627,126 @@ def check_message(conv: Any, error: Exception) -> None:
             f"'message' joins tensors of {found[1]} and {found[2]} dimensions: keepdim=True or "
             '.unsqueeze(-1) makes a column of a number for each edge'
         )
-    found = re.search(rf'{TWO_TENSORS} at non-singleton dimension ([1-9])', text)
+    found = re.search(rf'{TWO_TENSORS} at non-singleton dimension (\d+)', text)
     edges = _of_propagate(frames, 'edge_index')
     if found is None or not isinstance(edges, Tensor) or edges.dim() != 2:
         return
     one, two, dim = map(int, found.groups())
     count, sizes = edges.size(1), {one, two}
+    if inside:
+        _check_operands(_operands(error), _collected(frames), count)
+    if count in sizes and inside and dim == 0:
+        (other,) = sizes - {count}
+        if count > 0 and other % count == 0:
+            raise ShapeError(
+                f"'message' combines {other} rows with {count} edges: each value has a row for "
+                'each edge, as .view(-1, heads, channels) keeps'
+            )
+    if dim == 0:
+        return
     if count in sizes and inside:
         (other,) = sizes - {count}
         raise ShapeError(
             f"'message' combines {other} channels with {count} numbers, one for each edge: "
-            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}'
+            f'.unsqueeze(-1) or .view(-1, 1) makes a column of a tensor of shape {[count]}, and '
+            '.view(-1, 1, 1) one beside heads'
         )
     _check_heads(inside, sizes, dim)
     for method in ('message', 'update'):
         _check_widths(conv, method, frames, (one, two), dim)
+
+
+class _Operand(NamedTuple):
+    """One of the values that an operator of a message combines."""
+
+    name: str  # of the variable that it is, or a view of
+    value: Tensor  # of the variable
+    shape: list[int]
+
+
+def _check_operands(
+    operands: Sequence[_Operand], collected: Mapping[str, object], num_edges: int
+) -> None:
+    """Raises for a view of an argument that does not keep the edges, and for heads beside
+    channels."""
+    for name, _, shape in operands:
+        value = collected.get(name)
+        if not isinstance(value, Tensor) or name[-2:] in ('_i', '_j'):
+            continue
+        if shape[0] != num_edges == value.size(0):
+            columns = math.prod(shape[1:])
+            raise ShapeError(
+                f"'{name}' must have {columns} column{'s' * (columns != 1)}, a row for each of "
+                f"{num_edges} edges, as 'message' views it, got shape {list(value.shape)}"
+            )
+    shapes = sorted((each.shape for each in operands), key=len, reverse=True)
+    if len(shapes) != 2 or len(shapes[0]) == len(shapes[1]) or len(shapes[1]) < 2:
+        return
+    if shapes[0][:-1] != shapes[1] and shapes[0][0] == shapes[1][0] == num_edges:
+        raise ShapeError(
+            f"'message' combines values of shapes {shapes[0]} and {shapes[1]}: "
+            '.view(-1, heads, channels) of both gives them as many dimensions'
+        )
+
+
+def _operands(error: Exception) -> list[_Operand]:
+    """The values that the operator or function gets which has failed in the user's code, as far as
+    their shapes are sure."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _is_library(trace.tb_frame):
+        return []
+    frame, code = trace.tb_frame, trace.tb_frame.f_code
+    if not hasattr(code, 'co_positions'):  # Python 3.10
+        return []
+    first, last, start, end = next(islice(code.co_positions(), trace.tb_lasti // 2, None))
+    if first is None or last is None:
+        return []
+    lines = [linecache.getline(code.co_filename, k).encode() for k in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]  # Before the start: both may be in one line.
+    lines[0] = lines[0][start:]
+    try:
+        expression = ast.parse(b'(%b)' % b''.join(lines), mode='eval').body
+    except (SyntaxError, ValueError):  # The file has changed.
+        return []
+    sides: list[ast.expr] = []
+    if isinstance(expression, ast.BinOp):
+        sides = [expression.left, expression.right]
+    elif isinstance(expression, ast.Call) and not expression.keywords:
+        of = expression.func.value if isinstance(expression.func, ast.Attribute) else None
+        sides = [*expression.args] if of is None else [of, *expression.args]
+    return [each for side in sides if (each := _operand(side, frame)) is not None]
+
+
+def _operand(side: ast.expr, frame: FrameType) -> _Operand | None:
+    """A variable, or a view of one by numbers that are known."""
+    sizes: list[int] = []
+    if isinstance(side, ast.Call) and isinstance(side.func, ast.Attribute):
+        if side.func.attr not in ('view', 'reshape') or side.keywords:
+            return None
+        values = [_value(each, frame) for each in side.args]
+        sizes = [each for each in values if type(each) is int]
+        if not sizes or len(sizes) < len(values):
+            return None
+        side = side.func.value
+    value = frame.f_locals.get(side.id) if isinstance(side, ast.Name) else None
+    if not isinstance(side, ast.Name) or not isinstance(value, Tensor):
+        return None
+    shape = torch.empty(value.shape, device='meta').view(sizes or value.shape).shape
+    return _Operand(side.id, value, list(shape))
+
+
+def _value(of: ast.expr, frame: FrameType) -> object:
+    """A number in the code, a variable, or an attribute of one."""
+    if isinstance(of, ast.Name):
+        return frame.f_locals.get(of.id)
+    if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name):
+        return inspect.getattr_static(frame.f_locals.get(of.value.id), of.attr, None)
+    try:
+        return ast.literal_eval(of)
+    except ValueError:
+        return None
 
 
 def _check_heads(inside: Sequence[FrameType], sizes: set[int], dim: int) -> None:

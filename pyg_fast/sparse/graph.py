@@ -258,13 +258,16 @@ _SWAPPED: dict[Missing | None, Missing | None] = {
 }  # fmt: skip
 
 
-def check_node_counts(size: tuple[int | None, int | None], num_src: int, num_dst: int) -> None:
-    """Raises unless they are those of an EdgeIndex, as far as it knows them."""
+def check_node_counts(
+    size: tuple[int | None, int | None], num_src: int | None, num_dst: int | None
+) -> None:
+    """Raises unless they are those of an EdgeIndex, as far as both are known."""
     for known, count, name in zip(size, (num_src, num_dst), ('source', 'destination'), strict=True):
-        if known is not None and known != count:
+        if known is not None and count is not None and known != count:
             raise ValueError(
                 f"'edge_index' is of size {size} (sources, destinations), but there are {count} "
-                f'{name} nodes'
+                f'{name} nodes: prepare the edges again, by ToCSR, after nodes were added or '
+                'removed, or give each node a row of features'
             )
 
 

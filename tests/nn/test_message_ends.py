@@ -47,6 +47,26 @@ class Softmax(Layer):
         return z[edge_index[0]] * softmax(x_j, edge_index_i, num_nodes=z.size(0))
 
 
+class SoftmaxByRow(Layer):
+    def message(self, x_j: Tensor, z: Tensor, edge_index: Tensor) -> Tensor:
+        target = 1 if self.flow == 'source_to_target' else 0
+        both = edge_index.unbind()
+        weight = softmax(x_j, edge_index[target]) + softmax(2 * x_j, edge_index[target - 2])
+        return (weight + softmax(3 * x_j, both[target])) * z[both[0]]
+
+
+class SoftmaxInForward(Layer):
+    """Over the sources of edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, z: Tensor) -> Tensor:
+        source = edge_index[0 if self.flow == 'source_to_target' else 1]
+        alpha = softmax(x[source] * z[source], source, num_nodes=x.size(0))
+        return self.propagate(edge_index, x=x, alpha=alpha)
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return alpha * x_j
+
+
 class Own(Layer):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j.relu()
@@ -72,6 +92,11 @@ class Parts(Layer):
         return x_j * z[0] + z[1] * (1 if z[2] is None else 2)
 
 
+class OnDiagonal(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.diag_embed(x_j).sum(1)
+
+
 class Product(Layer):
     def message(self, x_j: Tensor, edge_index_j: Tensor) -> Tensor:
         return x_j * edge_index_j.view(-1, 1)
@@ -87,14 +112,24 @@ class Flat(Layer):
         return x_j * z[edge_index.t()[:, 0]]
 
 
+class OverSources(Layer):
+    def message(self, x_j: Tensor, z: Tensor, edge_index_j: Tensor) -> Tensor:
+        return x_j * softmax(x_j, edge_index_j)
+
+
+class OverRow(Layer):
+    def message(self, x_j: Tensor, z: Tensor, edge_index: Tensor) -> Tensor:
+        return x_j * softmax(x_j, edge_index[0])
+
+
+class OverSized(Layer):
+    def message(self, x_j: Tensor, z: Tensor, edge_index: Tensor, size_i: int) -> Tensor:
+        return x_j * scatter(x_j, edge_index[0], 0, size_i, 'max')[edge_index[0]]
+
+
 class Size(Layer):
     def message(self, x_j: Tensor, z: Tensor, edge_index_j: Tensor) -> Tensor:
         return x_j * z[edge_index_j] / z.size(0)
-
-
-class OnDiagonal(Layer):
-    def message(self, x_j: Tensor) -> Tensor:
-        return torch.diag_embed(x_j).sum(1)
 
 
 class Aggregated(Layer):
@@ -136,7 +171,8 @@ def check(theirs: Layer, ours: Any, args: list[Any]) -> None:
 
 TAKEN = [
     (Parameter, 'rows'), (Embedding, 'rows'), (Both, 'rows'), (Softmax, 'rows'), (Own, 'rows'),
-    (Sourceless, 'edges'), (OnlyTarget, 'rows'), (Parts, 'parts'),
+    (SoftmaxByRow, 'rows'), (SoftmaxInForward, 'rows'), (OnDiagonal, 'rows'), (Sourceless, 'edges'),
+    (OnlyTarget, 'rows'), (Parts, 'parts'),
 ]  # fmt: skip
 
 
@@ -181,8 +217,8 @@ def test_compiled_with_its_own_propagate(device: torch.device) -> None:
         (Product, "arithmetic of int64 ('edge_index_j')"),
         (Compares, "a comparison of int64 ('edge_index_j')"),
         (Flat, "of 'edge_index' has no kernel"),
+        *[(each, 'over the edges of each source (') for each in (OverSources, OverRow, OverSized)],
         (Size, 'the number of edges or nodes is used as a number'),
-        (OnDiagonal, 'aten.diag_embed.default has no kernel'),  # torch makes an iota of it
         (Aggregated, "message gathers by 'edge_index_j' what it aggregated"),
     ],
 )
@@ -191,6 +227,8 @@ def test_refused(cls: type[Layer], reason: str, device: torch.device) -> None:
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
     check(theirs, ours, call(N, E, device))
     assert reason in why_pygs(ours)
+    if cls.__name__.startswith('Over'):
+        assert 'utils.softmax(score, edge_index[0]' in pyg_fast.accelerate_report(ours)[0].cure
 
 
 def test_rows_of_another_number(device: torch.device) -> None:

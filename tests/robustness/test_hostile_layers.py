@@ -115,7 +115,7 @@ def test_layer_refuses_features(device: torch.device, name: str, raises: Any) ->
     wide = torch.randn(NODES, IN + 1, device=device)
     text = rf"'x' must have {IN} columns, as .* got shape \[{NODES}, 13"
     if name == 'FusedMessagePassing':  # Its message joins those of both ends.
-        text = "'x' must fit a linear map .* takes 24 columns .* got 26"
+        text = "'gate' must get 24 columns, as its in_features is 24, got shape .*26"
     with raises(ValueError, match=text):
         run(layer, wide, data)
 
@@ -303,9 +303,9 @@ def test_layer_names_what_is_missing(device: torch.device, raises: Any) -> None:
         layer(None, pos, data.edge_index)
 
 
-def test_layer_does_not_guess_what_is_too_wide(device: torch.device, raises: Any) -> None:
+def test_own_layer_names_what_is_too_wide(device: torch.device, raises: Any) -> None:
     layer, data = accelerate(Own(IN, 4, 3)).to(device), small_graph(device)
-    with raises(ValueError, match="'x' or 'edge_attr' must have 3 columns, .* got 12"):
+    with raises(ValueError, match=r"^'edge_attr' must have 3 columns, .* got shape \[120, 12\]"):
         layer(data.x, data.edge_index, torch.rand(data.num_edges, IN, device=device))
 
 
@@ -323,7 +323,7 @@ def test_an_argument_that_no_message_reads_is_not_named(device: torch.device, ra
 
     x, edges = torch.randn(NODES, IN), torch.randint(NODES, (2, 30))
     conv = accelerate(Unread()).to(device)
-    with raises(ValueError, match=f"^'x' must have {IN + 1} columns"):
+    with raises(ValueError, match=f"^'lin' must get {IN + 1} columns"):
         conv(x.to(device), edges.to(device), torch.randn(30, IN, device=device))
 
 
@@ -616,6 +616,89 @@ class InnerMap(Forgets):
         return self.mlp(x_j)
 
 
+class SecondMap(Forgets):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(IN, IN), pyg.Linear(2 * IN, 4)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        x_j = self.a(x_j).relu()
+        return self.b(x_j)
+
+
+class FirstMap(SecondMap):
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.b(x_j)
+
+
+class MapOfForward(SecondMap):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x.relu())
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.b(x_j)
+
+
+class MapOfBoth(SecondMap):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.a(torch.cat([x_i, x_j], -1))
+
+
+class MapUpdated(SecondMap):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
+        return self.a(torch.cat([aggr_out, x], -1))
+
+
+class MatrixOfOther(SecondMap):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.relu(x_j) @ self.b.weight.t()
+
+
+class MapOfNumber(SecondMap):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(1, IN)
+
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return self.a(gate) * x_j
+
+
+class MatrixOfX(SecondMap):
+    def message(self, x_j: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x_j, self.b.weight)
+
+
+class ViewedRows(Forgets):
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return gate.view(-1, 1) * x_j
+
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, gate=torch.stack([gate, gate], 1))
+
+
+class RowsOfOther(ViewedRows):
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        column = gate.relu().view(-1, 1)
+        return column * x_j
+
+
+class HeadsBesideChannels(Forgets):
+    heads = 3
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_i.view(-1, self.heads, 4) * x_j
+
+
+class HeadsBesideOne(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        part = x_j[:, :4]
+        return torch.mul(
+            x_i.view(-1, 3, 4), part)  # fmt: skip
+
+
 class NoDegree(Forgets):
     def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
         return self.propagate(edge_index, x=x, degree=x.sum(1))
@@ -706,6 +789,21 @@ class OfHeads(Forgets):
         (PairAdded, r"'x' of 'update' is the pair that propagate got: x\[1\] is that of dest"),
         (TwoWidths, f"'x_j' and 'half_j' must have as many columns, .* got {IN} and 6"),
         (InnerMap, f"'mlp.1' must get {IN} columns, as its in_features is {IN}, got shape .*24"),
+        (SecondMap, "'b' must get 24 columns, as its in_channels is 24, got shape .*120, 12"),
+        (FirstMap, "'x' must have 24 columns, as a linear map of the layer takes, got shape .*80"),
+        (MapOfForward, "'b' must get 24 columns, as its in_channels is 24, got shape .*120, 12"),
+        (MapOfBoth, "'a' must get 12 columns, as its in_features is 12, got shape .*120, 24"),
+        (MapUpdated, "'a' must get 12 columns, as its in_features is 12, got shape .*80, 24"),
+        (MapOfNumber, r"'gate' must have shape \[120, 1\], .* got \[120\]: gate.view\(-1, 1\)"),
+        (MatrixOfX, "'x' must have 24 columns, as a linear map of the layer takes, got shape .*80"),
+        (MatrixOfOther, 'mat1 and mat2 shapes cannot be multiplied'),
+        (
+            ViewedRows,
+            r"'gate' must have 1 column, a row for each of 120 edges, .* views it, got .*120, 2\]",
+        ),
+        (RowsOfOther, "'message' combines 240 rows with 120 edges: "),
+        (HeadsBesideChannels, r"'message' combines values of shapes \[120, 3, 4\] and \[120, 12\]"),
+        (HeadsBesideOne, r"'message' combines values of shapes \[120, 3, 4\] and \[120, 4\]"),
         (NoDegree, r"'degree' must have shape \[120\], .* 'degree_i' or 'degree_j' in 'message'$"),
         (ByDefault, "'edge_attr' must be given to propagate, as .* 'edge_attr', got 'x', 'gate'$"),
         (NoSelf, "'message' returns the layer: its first parameter is 'self'"),
@@ -726,7 +824,8 @@ def test_own_layer_names_what_it_forgets(
 ) -> None:
     data = small_graph(device)
     gate = torch.rand(data.num_edges, device=device)
-    with small_graphs(how), pytest.raises((TypeError, ValueError), match=f'^{text}'):
+    errors = TypeError, ValueError, RuntimeError
+    with small_graphs(how), pytest.raises(errors, match=f'^{text}'):
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
 
 
