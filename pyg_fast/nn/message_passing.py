@@ -609,9 +609,10 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     try:
         rest = {name: value for name, value in other.items() if name not in counts}
         outs, container = run(rest, structure + tuple([f'count {name}' for name in counts]))
-    except Fallback as error:  # Or another number, which equals it.
-        if not counts or 'used as a number' not in str(error):
+    except Fallback:
+        if not counts:
             raise
+        # Another number, which equals it.
         outs, container = run(other, structure)
     own, plan = conv.__dict__, entry.last
     if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
