@@ -1,6 +1,7 @@
 """Captures a user's message as a program: what Dynamo traced, traced again for one edge."""
 
 import operator
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class CapturedMessage:
     numbers: tuple[int, ...] = field(default=(), compare=False)  # parameters that are Python floats
     # Parameters that the message makes of numbers, behind the arguments of the captured function.
     constants: tuple[Tensor, ...] = field(default=(), compare=False)
+    most_nodes: int = field(default=sys.maxsize, compare=False)  # of destinations
     # By aggregations: what an entry prepared for the message.
     passes: dict[tuple[str, ...], 'Passes'] = field(default_factory=dict, compare=False)
 
@@ -400,6 +402,7 @@ class SizedInterpreter(torch.fx.Interpreter):
     def __init__(self, graph: GraphModule, num_edges: int, num_nodes: int) -> None:
         super().__init__(graph)
         self.num_edges, self.num_nodes = num_edges, num_nodes
+        self.most_nodes = sys.maxsize  # for which a number of rows that the message has suffices
 
     def run_node(self, node: Node) -> object:
         if _is_last_node(node):
@@ -413,7 +416,8 @@ class SizedInterpreter(torch.fx.Interpreter):
             raise Refused(OVER_SOURCES + last_place(node.stack_trace or ''))
         if _starts_sums(node):  # However many rows there are: edges read those of their nodes.
             x, *size = self.fetch_args_kwargs_from_env(node)[0]
-            rest = size[0][1:] if isinstance(size[0], (tuple, list)) else size[1:]
+            rows, *rest = size[0] if isinstance(size[0], (tuple, list)) else size
+            self.most_nodes = min(rows, self.most_nodes)
             return x.new_zeros((self.num_nodes, *rest))
         return super().run_node(node)
 
@@ -630,7 +634,7 @@ def _trace_program(graph: GraphModule, num_edges: int, num_nodes: int) -> Captur
 
 
 def read_message(
-    interpreter: torch.fx.Interpreter, inputs: Sequence[Like | int | float], num_edges: int,
+    interpreter: SizedInterpreter, inputs: Sequence[Like | int | float], num_edges: int,
     num_nodes: int, on_cuda: bool, numbers: tuple[int, ...] = (),
 ) -> CapturedMessage:  # fmt: skip
     """The message of a graph.
@@ -681,5 +685,5 @@ def read_message(
         key += f'\n{each.dtype} {each.tolist()}'
     return CapturedMessage(
         program, reduced, rows, tuple(written), parser.num_dropouts, autocast, key, on_cuda,
-        numbers, tuple(parser.constants),
+        numbers, tuple(parser.constants), interpreter.most_nodes,
     )  # fmt: skip

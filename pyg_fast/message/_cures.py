@@ -138,6 +138,7 @@ _CURES = [
     (r'^aggregate returns no tensor', 'a tensor as the result of aggregate, or several in a tuple, '
      'list or dict'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
+    (r'^a number of nodes in message', 'size_i, an argument of message, for the number of nodes'),
     (r'a number that changes.*\b(softmax|scatter|degree)\(', 'size_i, an argument of message, for '
      'the number of nodes, as in torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '

@@ -24,6 +24,7 @@ import itertools
 import logging
 import os
 import re
+import sys
 import threading
 import time
 import types
@@ -576,6 +577,8 @@ class Entry:
             captured, args = self._capture(
                 function, reduces, inputs, other, structure, aggr, node_dim
             )
+            if captured.most_nodes < sys.maxsize and graph(False).num_dst > captured.most_nodes:
+                raise Fallback(f'a number of nodes in message, {captured.most_nodes}, is too small')
             if captured.numbers and device.type != 'cpu':
                 args = _to_device(args, captured.numbers, device)
             passes = captured.passes.get(reduces)

@@ -71,6 +71,9 @@ class Tail(NamedTuple):
     folds: bool = False  # a map of edge features that became one of nodes
 
 
+_ANGLES = {'atan2', 'acos', 'asin', 'atan'}
+
+
 class Plan(NamedTuple):
     """How a message runs.
 
@@ -125,19 +128,31 @@ class Plan(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether it sums values by weights of edges alone, or by a softmax."""
-        return bool(self.softmaxes) or weighted_sum(self) is not None
+        """Whether it sums values by weights of edges alone."""
+        return weighted_sum(self) is not None
+
+    @property
+    def has_products(self) -> bool:
+        """Whether PyG's code has matrix products of an edge, or rows of tables."""
+        return any(
+            value.op in ('mm', 'head_map', 'lookup')
+            for program in (self.prologue, self.message)
+            for value in program.values
+        )
 
     @property
     def has_rows_of_edges(self) -> bool:
-        """Whether it reads features of edges of several columns, or normalizes each edge."""
-        reads = any(
-            each.role == 'edge' and is_float(each.dtype) and math.prod(each.shape) > 1
-            for each in self.inputs
-        )
-        order = self.message.reachable([each.at for each in self.outputs])
-        sums = sum(self.message[at].op in REDUCTIONS for at in order)
-        return reads or (sums > 1 and not self.softmaxes)
+        """Whether it reads features of edges as wide as what it aggregates, or normalizes them."""
+        wide = max([math.prod(each.shape) for each in self.inputs if each.role == 'edge'] or [0])
+        order = [self.message[at].op for at in self.message.reachable([self.outputs[0].at])]
+        sums = sum(op in REDUCTIONS for op in order)
+        normalizes = sums > 1 and ('rsqrt' in order or 'sqrt' in order)
+        return (wide > 1 and 2 * wide >= self.width) or normalizes
+
+    @property
+    def has_angles(self) -> bool:
+        """Whether it computes angles, for which kernels take longer than torch."""
+        return any(value.op in _ANGLES for value in self.message.values)
 
     @property
     def is_mlp(self) -> bool:

@@ -5,6 +5,7 @@ It is what varies per edge between the markers that gather and those that aggreg
 """
 
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
 from . import _markers
@@ -340,6 +342,9 @@ class Region:
             for k, (_, role, name, _) in enumerate(inputs)
         }
         captured = capture_twice(capture)
+        most = captured.most_nodes
+        if most < sys.maxsize and not statically_known_true(fake_of(self.num_dst) <= most):
+            raise Refused('a number of nodes in message that is too small')
         for k in range(len(captured.constants)):  # as if they were further arguments
             places['param', len(inputs) + k + 2] = len(inputs) + k
         return captured, inputs, places

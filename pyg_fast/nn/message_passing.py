@@ -154,14 +154,17 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
         width = max(width, plan.width)
         if plan.is_mlp and not plan.maps_edges_alone:
             width = width_of_mlp(width, False)
-        elif plan.has_weights:
+        elif plan.has_products and not (plan.softmaxes or plan.has_rows_of_edges):
+            kinds.add('products')
+        elif plan.has_weights and not plan.has_products:
             kinds.add('weights')
-        elif plan.has_rows_of_edges and not plan.is_mlp:
-            kinds.add('rows of edges')
         if any(output.reduce == 'var' for output in plan.outputs):
             kinds.add('variances')
-        if plan.num_written > 0:
-            kinds.add('kept')
+        if plan.has_angles:
+            kinds.add('angles')
+        if not plan.has_products:
+            kinds |= {'kept'} if plan.num_written > 0 else set()
+            kinds |= {'rows of edges'} if plan.has_rows_of_edges else set()
     return width_for_limits(width, kinds)
 
 

@@ -541,6 +541,9 @@ class Attribute(Counted):
         return factor * alpha.view(-1, 1) * x_j
 
 
+TOO_SMALL = f'a number of nodes in message, {N + 3}, is too small'
+
+
 class PlainAttribute(Attribute):
     propagate = MessagePassing.propagate
 
@@ -549,10 +552,11 @@ def test_a_number_of_nodes_of_the_layer(device: torch.device) -> None:
     convs: Any = Attribute(), PlainAttribute()
     for conv in convs:
         conv.num_nodes = N + 3
-    for num_nodes in (N, N + 3):
+    for num_nodes in (N, N + 3, N + 4, N):
         x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
-        compared(convs, x, torch.randint(num_nodes, (2, E), device=device))
-        assert not why_pygs(convs[0])
+        compared(convs, x, torch.randint(N, (2, E), device=device))
+        is_enough = num_nodes <= N + 3
+        assert why_pygs(convs[0]) == ('' if is_enough else TOO_SMALL)
 
 
 CUTS: dict[str, Callable[..., Tensor]] = {
