@@ -109,9 +109,9 @@ class Work(NamedTuple):
     reads_edges: bool
 
 
-# So many numbers of an edge PyG's code computes in less time than a
-# kernel takes to visit the edge: by the kind of a message, and whether it reads features of edges.
-# Measured on one core with 40,000 to 400,000 edges.
+# So many numbers of an edge PyG's code computes in less time than a kernel takes to visit the edge:
+# by the kind of a message, and whether it reads features of edges. Measured on one core with 40,000
+# to 400,000 edges.
 _LIGHT = {
     ('message', False): 20, ('message', True): 40,
     ('prepared message', False): 5, ('prepared message', True): 15,

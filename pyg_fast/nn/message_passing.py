@@ -305,10 +305,12 @@ class FusedPropagate(FusedLayer):
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
         own = self.__dict__
-        is_first = '_width' not in own
+        on_gpu = isinstance(edge_index, Tensor) and edge_index.is_cuda
+        is_first = own.get('_on_gpu') is not on_gpu
         if is_first:  # The width of a layer hardly changes.
-            own['_columns'] = _width(self.node_dim, kwargs)
-            on_gpu = isinstance(edge_index, Tensor) and edge_index.is_cuda
+            for name in ('_most_width', '_of_mlp', '_work'):
+                own.pop(name, None)
+            own['_on_gpu'], own['_columns'] = on_gpu, _width(self.node_dim, kwargs)
             own['_width'] = _width_for_limits(self, None, on_gpu)
         reason, plain = None, edge_index
         # PyG's code takes longer for one. A prepared graph has no list yet.

@@ -205,6 +205,18 @@ def test_many_edges(conv: Own, times: float) -> None:
     assert why_pygs(conv) == ''
 
 
+def test_a_layer_moves(device: torch.device, limits: Callable[..., None]) -> None:
+    """Limits are those of the device on which it runs."""
+    limits(few_edges={('message', False): (10**9, 8), ('message', True): (EDGES * WIDTH, 0)})
+    conv = Normed()
+    x, edges = of_few(torch.device('cpu'), 3 * EDGES)
+    conv(x, edges)
+    conv(x, edges)
+    assert why_pygs(conv)
+    conv.to(device)(x.to(device), edges.to(device))
+    assert bool(why_pygs(conv)) == (device.type == 'cpu')
+
+
 def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) -> None:
     """On a prepared graph, which no call sorts, and on a CPU for an MLP of each edge."""
     limits(few_edges={('prepared message', on_gpu): (EDGES * WIDTH, 0) for on_gpu in (False, True)})
