@@ -21,6 +21,7 @@ from torch_geometric.nn import Linear as LinearOfPyG
 from torch_geometric.nn import MessagePassing
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
+from ..ops._edges import check_edge_index
 
 # What torch says of two sizes that must be the same.
 TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
@@ -186,6 +187,10 @@ def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> Non
     for method, caller in _CALLERS.items():
         _check_missing(conv, method, caller, frames, text)
     _check_returns(conv, frames, text)
+    edges = _of_propagate(frames, 'edge_index')  # By another name in `forward`.
+    is_named = 'edge_index' in given
+    if not is_named and isinstance(edges, Tensor) and edges.layout == torch.strided:
+        check_edge_index(edges)
 
 
 def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text: str) -> None:

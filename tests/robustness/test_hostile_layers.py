@@ -1408,3 +1408,19 @@ def test_loader_refuses_a_list() -> None:
     data = small_graph(torch.device('cpu'))
     with pytest.raises(TypeError, match="'data' must be one graph"):
         FastNeighborLoader([data, data], [3])
+
+
+class OtherName(pyg.MessagePassing):
+    def forward(self, x: Tensor, ei: Tensor) -> Tensor:
+        return self.propagate(ei, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
+@pytest.mark.parametrize('how', ['pyg', 'kernel'])
+def test_edges_of_another_name_that_are_turned(how: Any) -> None:
+    layer = accelerate(OtherName())
+    edges = torch.tensor([[0, 1], [1, 2], [2, 0]])
+    with small_graphs(how), pytest.raises(ValueError, match=r'edge_index\.t\(\)'):
+        layer(torch.rand(3, 4), edges)
