@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -19,8 +19,14 @@ _LIBRARIES = ('torch', 'torch_geometric', 'math', 'typing', 'builtins')
 def reads_a_list(conv: MessagePassing) -> bool:
     """Whether the list in place of a sorted EdgeIndex gives the same in a layer's `forward`, for as
     many nodes as that has: nothing there can tell them apart."""
-    if any(each is not conv and isinstance(each, MessagePassing) for each in conv.modules()):
-        return False  # It may get the edges.
+    # Others may get the edges.
+    inner = (each for each in conv.modules() if each is not conv)
+    if any(isinstance(each, MessagePassing) or not _is_librarys(type(each)) for each in inner):
+        return False
+    if any(
+        isinstance(each, FunctionType) and not _is_librarys(each) for each in vars(conv).values()
+    ):
+        return False
     cls = getattr(type(conv), '_base', type(conv))
     return all(_reads_a_list(cls, each) for each in _functions(cls, 'forward'))
 
@@ -41,9 +47,12 @@ def _reads_a_list(cls: type, function: FunctionType) -> bool:
     names = _names(function.__code__)
     if not names.isdisjoint(_OF_EDGE_INDEX) or function.__closure__:
         return False
-    for name in names:
-        value = function.__globals__.get(name)
-        if not callable(value) or isinstance(value, type):
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    for value in values:
+        if isinstance(value, ModuleType):  # What the code may take of it; the list grows.
+            taken = (getattr(value, name, None) for name in names)
+            values += [each for each in taken if not any(each is other for other in values)]
+        if isinstance(value, type) or not (callable(value) or isinstance(value, ModuleType)):
             continue
         if not _is_librarys(value):
             return False  # It may get the edges.
@@ -74,6 +83,7 @@ def _parameters(function: object) -> set[str]:
         return set()
 
 
-def _is_librarys(function: object) -> bool:
-    module = getattr(function, '__module__', None) or 'builtins'
-    return module.partition('.')[0] in _LIBRARIES
+def _is_librarys(value: object) -> bool:
+    """Whether a function, a class or a module is not the user's."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', None)
+    return (name or 'builtins').partition('.')[0] in _LIBRARIES

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -14,6 +15,7 @@ import pyg_fast
 from pyg_fast.graph.readable import ReadableEdgeIndex
 from pyg_fast.nn._reads import reads_a_list
 from pyg_fast.transforms import ToCSR
+from tests.nn import _layers
 from tests.nn._layers import N, graph
 
 
@@ -72,6 +74,35 @@ class Helped(Layer):
         return self.propagate(helper(edge_index), x=x)
 
 
+class OfModule(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(torch_geometric.utils.add_self_loops(edge_index)[0], x=x)
+
+
+class OfOwnModule(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(_layers.prepared(edge_index), x=x)
+
+
+class Attribute(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = helper
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(self.change(edge_index), x=x)
+
+
+class Inner(torch.nn.Module):
+    pass
+
+
+class HasModule(Degrees):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+
 class Nested(Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +125,8 @@ def enclosed() -> type[Layer]:
 
 @pytest.mark.parametrize(('kind', 'expected'), [
     (Degrees, True), (Updates, True), (Loops, False), (Asks, False), (Sized, False),
-    (Helped, False), (Nested, False), (enclosed(), False),
+    (Helped, False), (OfModule, False), (OfOwnModule, False), (Attribute, False),
+    (HasModule, False), (Nested, False), (enclosed(), False),
 ], ids=lambda value: getattr(value, '__name__', None))  # fmt: skip
 def test_reads_a_list(kind: Any, expected: bool) -> None:
     assert reads_a_list(kind()) == expected
