@@ -36,7 +36,7 @@ from torch_geometric.nn import (
     SGConv,
     to_hetero,
 )
-from torch_geometric.utils import add_self_loops, degree, scatter
+from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
@@ -586,9 +586,10 @@ class Told(MessagePassing):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         self.count += 1
+        self.most = 600 + self.count
         return self.propagate(edge_index, x=x)
 
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
         if self.how == 'print':
             print(x_i.shape)
         if self.how == 'value' and x_j.sum().item() > 0:
@@ -599,6 +600,10 @@ class Told(MessagePassing):
             return x_j - x_j.mean(0)
         if self.how == 'number':
             return x_j[:, :4] * (self.count * 2)
+        if self.how == 'degree':
+            return x_j / degree(index, 600)[index].view(-1, 1)
+        if self.how == 'nodes':
+            return softmax(x_j, index, num_nodes=self.most)
         return x_j
 
 
@@ -614,6 +619,8 @@ class Told(MessagePassing):
             'normalize the nodes in forward, or use LayerNorm',
         ),
         ('number', 'a number that changes: self.count', 'return x_j[:, :4]', 'a tensor in place'),
+        ('degree', 'aten.scatter_add.default has no', 'return x_j / degree(', 'gives deg_i'),
+        ('nodes', 'a number that changes: self.most', 'return softmax(', 'num_nodes=size_i'),
     ],
 )
 @pytest.mark.filterwarnings('ignore:Told.message')

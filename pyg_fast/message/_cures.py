@@ -8,6 +8,19 @@ _AGGRS = "aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once"
 FAILS = "another message or input, as the error of the call tells: with PyG's code, too, it fails"
 
 # By a pattern of the reason; the first that fits counts.
+_OF_DEGREES = (
+    'the degree of each node as a column, computed in forward and passed to propagate '
+    "(deg=deg.view(-1, 1) gives deg_i), or aggr='mean'"
+)
+_OF_COUNTS = (
+    'size_i, an argument of message, for the number of nodes, as in '
+    'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'
+)
+# By what is refused and what the user's line calls.
+_BY_LINE = (
+    (r'^aten\.scatter_add', r'\bdegree\(', _OF_DEGREES),
+    (r'^a number that changes', r'\b(softmax|scatter)\(', _OF_COUNTS),
+)
 _CURES = [
     (r'over the edges of each source|size_j', 'what reads all edges of a source, or how many '
      'sources there are, in forward, and given to propagate: alpha=torch_geometric.utils.softmax('
@@ -106,8 +119,7 @@ _CURES = [
      '(torch.einsum("ei,oij->eoj", x_i, weight) * x_j[:, None]).sum(-1)'),
     (r'too many operations', 'fewer lines: loops whose rounds share weights may run in forward, '
      'between calls of propagate'),
-    (r"reads 'size|counts edges", 'the degree of each node as a column, computed in forward and '
-     "passed to propagate (deg=deg.view(-1, 1) gives deg_i), or aggr='mean'"),
+    (r"reads 'size|counts edges", _OF_DEGREES),
     (r'batched product|aten\.bmm', 'x @ w or a Linear; for a matrix of each head a product and a '
      'sum: (x_j.view(-1, h, c, 1) * w).sum(2)'),
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
@@ -124,8 +136,7 @@ _CURES = [
      'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'^message calls one_hot without', 'the number of classes: F.one_hot(edge_type, 5).float()'),
     (r'^one_hot without', 'a conversion: F.one_hot(edge_type, 5).float(), or .to(x_j.dtype)'),
-    (r'^aten\.(scatter_reduce|scatter_add)\b', 'size_i, an argument of message, for the number of '
-     'nodes, as in torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
+    (r'^aten\.(scatter_reduce|scatter_add)\b', _OF_COUNTS),
     (r'cat\.default along the edges', 'a tuple of messages, or torch.stack(..., 1)'),
     (r'message asserts', 'the assertion in forward, on what propagate gets'),
     (r'^the shape of a value depends', 'torch.where in place of a mask as an index, as out = '
@@ -139,8 +150,6 @@ _CURES = [
      'list or dict'),
     (r'values? of a tensor', 'torch.where in place of if; no item(), tolist() or mask as an index'),
     (r'^a number of nodes in message', 'size_i, an argument of message, for the number of nodes'),
-    (r'a number that changes.*\b(softmax|scatter|degree)\(', 'size_i, an argument of message, for '
-     'the number of nodes, as in torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
     (r'sets an attribute|global$', 'the attribute set in forward or update'),
@@ -206,6 +215,9 @@ def cure_of(reason: str) -> str:
     what, _, place = reason.partition(' (File ')  # The user's code may hold any word.
     if re.match(r'"[^"]*torch_geometric.nn.norm.layer_norm\.py"', place):
         return _OF_LAYER_NORM
+    for pattern, line, cure in _BY_LINE:
+        if re.search(pattern, what) and re.search(line, place):
+            return cure
     for pattern, cure in _CURES:
         if re.search(pattern, what):
             return cure

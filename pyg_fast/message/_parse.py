@@ -857,7 +857,7 @@ def _without_kernel(node: Node, of: str) -> str:
     """Names an operator without a kernel, with what it is `of`, and all others of its graph."""
     others = (
         _written(each) for each in node.graph.nodes
-        if each.op == 'call_function' and each.users and each.target not in _readers
+        if each.op == 'call_function' and each.users and each.target not in {*_readers, *_MAKERS}
     )  # fmt: skip
     first, *rest = dict.fromkeys(map(str, (_written(node), *others)))
     return f'{first}{of} has no kernel' + (f', nor have {", ".join(rest)}' if rest else '')
