@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -154,18 +154,10 @@ KINDS = {
     'kept gate': Kept, 'edge MLP': EdgeMLP, 'EdgeConv': EdgeMax}
 
 
-class Size(NamedTuple):
-    """Of a random graph."""
-
-    edges: int
-    width: int
-
-
 class Case:
     """A layer on a random graph."""
 
-    def __init__(self, kind: type[Sum], size: Size, device: torch.device) -> None:
-        edges, width = size
+    def __init__(self, kind: type[Sum], edges: int, width: int, device: torch.device) -> None:
         nodes = max(2, edges // DEGREE)
         draw = torch.Generator().manual_seed(0)
         index = torch.randint(nodes, (2, edges), generator=draw)
@@ -226,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             'of the same layer. Kernels: with small_graphs("kernel").'])
 
     def facts(results: dict[str, Result]) -> dict[str, Any]:
-        """How much longer ours takes than the faster one of PyG's code and kernels."""
+        """The time of the faster one of PyG's code and kernels, over ours."""
         def share(ours: str, *others: str) -> float | None:
             times = [results[name].median_ms for name in (ours, *others)]
             known = [time for time in times if time is not None]
@@ -236,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     cells = itertools.product(bench.args.layers, bench.args.widths, bench.args.edges)
     for name, width, edges in cells:
-        case = Case(KINDS[name], Size(edges, width), bench.device)
+        case = Case(KINDS[name], edges, width, bench.device)
         bench.measure(
             f'A step, {width} channels', name, edges, case.contenders(), label='edges',
             facts=facts, pairs=[(PREPARED, PYG)], ours=PLAIN, rivals=[PYG])

@@ -62,7 +62,7 @@ class BatchEdgeIndex(EdgeIndex):
         cls, func: OpOverload, types: Iterable[type], args: tuple = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:  # fmt: skip
-        if func in _ROWS and (len(args) == 1 or args[1] in (0, -2)):
+        if func in ROWS and (len(args) == 1 or args[1] in (0, -2)):
             return func(args[0]._data, *args[1:], **(kwargs or {}))
         if func is torch.ops.aten.slice.Tensor and type(args[0]._data) is not Tensor:
             # Compiled `trim_to_layer`: Dynamo cannot trace the `sparse_resize_` of an EdgeIndex.
@@ -77,6 +77,14 @@ class BatchEdgeIndex(EdgeIndex):
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
+def wrapper(data: Tensor, cls: type[EdgeIndex]) -> EdgeIndex:
+    """An EdgeIndex in front of a list of edges, without the attributes that it needs."""
+    return Tensor._make_wrapper_subclass(
+        cls, size=data.size(), strides=data.stride(), dtype=data.dtype, device=data.device,
+        requires_grad=False,
+    )  # fmt: skip
+
+
 def edges_of_batch(data: Tensor, rowptr: Tensor, num_src: int, num_dst: int) -> EdgeIndex:
     r"""An :class:`~torch_geometric.EdgeIndex` of edges that are sorted by destination; with as many
     sources as destinations a :class:`BatchEdgeIndex`.
@@ -89,10 +97,7 @@ def edges_of_batch(data: Tensor, rowptr: Tensor, num_src: int, num_dst: int) -> 
         rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
         num_src, num_dst (int): Numbers of sources and destinations.
     """
-    out: EdgeIndex = Tensor._make_wrapper_subclass(
-        BatchEdgeIndex if num_src == num_dst else EdgeIndex, size=data.size(),
-        strides=data.stride(), dtype=data.dtype, device=data.device, requires_grad=False,
-    )  # fmt: skip
+    out = wrapper(data, BatchEdgeIndex if num_src == num_dst else EdgeIndex)
     out._data, out._sparse_size, out._sort_order = data, (num_src, num_dst), SortOrder.COL
     out._is_undirected, out._indptr = False, rowptr
     return out
@@ -124,7 +129,7 @@ def cache_key(edge_index: EdgeIndex) -> str:
     return str((type(edge_index).__qualname__, str(edge_index.shape), parts, str(context)))
 
 
-_ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
+ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
 _COPIES = {
     torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.alias.default,
     torch.ops.aten._pin_memory.default,

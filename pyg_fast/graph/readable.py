@@ -10,8 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import HANDLED_FUNCTIONS, CatMetadata
 
 from ._cache import forget
-
-ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
+from .batch_edge_index import ROWS, wrapper
 
 
 class ReadableEdgeIndex(EdgeIndex):
@@ -63,16 +62,9 @@ def readable(edge_index: EdgeIndex) -> EdgeIndex:
 
 
 def _view(edge_index: EdgeIndex, cls: type[EdgeIndex]) -> EdgeIndex:
-    out = _wrapper(edge_index._data, cls)
+    out = wrapper(edge_index._data, cls)
     out.__dict__ = edge_index.__dict__
     return out
-
-
-def _wrapper(data: Tensor, cls: type[EdgeIndex]) -> EdgeIndex:
-    return Tensor._make_wrapper_subclass(
-        cls, size=data.size(), strides=data.stride(), dtype=data.dtype, device=data.device,
-        layout=data.layout, requires_grad=False,
-    )  # fmt: skip
 
 
 def _joins_edges(parts: Sequence[Tensor], dim: int = 0) -> bool:
@@ -80,9 +72,9 @@ def _joins_edges(parts: Sequence[Tensor], dim: int = 0) -> bool:
 
 
 def _joined(parts: Sequence[EdgeIndex]) -> EdgeIndex:
-    """As PyG's, which takes ten times as long as to join the lists: self-loops are added so."""
+    """As PyG's, whose Python takes longer than to join the lists: self-loops are added so."""
     data = torch.cat([part._data for part in parts], dim=1)
-    out = _wrapper(data, ReadableEdgeIndex)
+    out = wrapper(data, ReadableEdgeIndex)
     sizes = [part._sparse_size for part in parts]
     rows, cols = (None if None in each else max(each) for each in zip(*sizes, strict=True))
     undirected = [part._is_undirected for part in parts]

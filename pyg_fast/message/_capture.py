@@ -522,12 +522,18 @@ def _is_maximum_of_index(node: Node, end: str = 'index') -> bool:
 def _sizes_a_result(node: Node) -> bool:
     """Whether the rows of an `aggregate` are as many as a number says: of those of a softmax each
     edge gathers one."""
+    return _reaches(node, 'end_of_rows')
+
+
+def _reaches(node: Node, *ends: str) -> bool:
+    """Whether something made of a node gets to an operator with such a name, without that edges
+    gather its rows."""
     stack, seen = [node], set[Node]()
     while stack:
         for user in stack.pop().users:
             if user.target in _GATHERS and any(map(_is_index, user.all_input_nodes)):
                 continue
-            if 'end_of_rows' in str(user.target):
+            if any(end in str(user.target) for end in ends):
                 return True
             if user not in seen:
                 seen.add(user)
@@ -569,31 +575,11 @@ def _starts_sums(node: Node) -> bool:
     return (
         isinstance(rows, int) and len(node.users) == 1
         and all(user.target in _SCATTERS and user.args[1] == 0 for user in node.users)
-        and _is_gathered(node)
+        and not _reaches(node, 'message.end', 'message.write', 'output')
     )  # fmt: skip
 
 
 _SCATTERS = ('scatter_add_', 'scatter_reduce_')
-
-
-def _is_gathered(node: Node) -> bool:
-    """Whether edges gather rows of all that is made of it."""
-    stack, seen = [node], set[Node]()
-    while stack:
-        for user in stack.pop().users:
-            if user.target in _GATHERS and any(map(_is_index, user.all_input_nodes)):
-                continue
-            if user.op == 'output' or _is_end(user):
-                return False
-            if user not in seen:
-                seen.add(user)
-                stack.append(user)
-    return True
-
-
-def _is_end(node: Node) -> bool:
-    """Whether a node marks a result."""
-    return any(name in str(node.target) for name in ('message.end', 'message.write'))
 
 
 def _check_is_size(node: Node) -> None:

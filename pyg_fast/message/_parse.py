@@ -385,7 +385,7 @@ class Parser:
             is_flag = self.program[x].dtype == 'bool' and all(map(_is_float_of, node.users))
             if not is_flag or dtype == 'bool':
                 raise Refused(f'a conversion to {dtype}')
-            return x
+            dtype = 'float32'  # of the same numbers
         return self.program.cast(x, dtype)
 
     @_reads(*SCATTERS)

@@ -139,10 +139,8 @@ def is_users(conv: Any, error: Exception) -> bool:
     at, code = trace.tb_lasti, trace.tb_frame.f_code
     if any(e.offset == at and 'RAISE' in e.opname for e in dis.get_instructions(code)):
         return True
-    text, names = (
-        str(error),
-        {type(conv).__name__, getattr(type(conv), '_base', type(conv)).__name__},
-    )
+    text, base = str(error), getattr(type(conv), '_base', type(conv))
+    names = {type(conv).__name__, base.__name__}
     lacks = any(text.startswith(f"'{name}' object has no attribute") for name in names)
     return lacks or isinstance(error, (KeyError, NameError))
 

@@ -28,7 +28,7 @@ def reads_a_list(conv: MessagePassing) -> bool:
     ):
         return False
     cls = getattr(type(conv), '_base', type(conv))
-    return all(_reads_a_list(cls, each) for each in _functions(cls, 'forward'))
+    return all(map(_reads_a_list, _functions(cls, 'forward')))
 
 
 def _functions(cls: type, name: str, seen: set[str] | None = None) -> Iterator[FunctionType]:
@@ -43,7 +43,7 @@ def _functions(cls: type, name: str, seen: set[str] | None = None) -> Iterator[F
         yield from _functions(cls, each, seen)
 
 
-def _reads_a_list(cls: type, function: FunctionType) -> bool:
+def _reads_a_list(function: FunctionType) -> bool:
     names = _names(function.__code__)
     if not names.isdisjoint(_OF_EDGE_INDEX) or function.__closure__:
         return False

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
@@ -163,8 +164,10 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
         if plan.has_angles:
             kinds.add('angles')
         if not plan.has_products:
-            kinds |= {'kept'} if plan.num_written > 0 else set()
-            kinds |= {'rows of edges'} if plan.has_rows_of_edges else set()
+            if plan.num_written > 0:
+                kinds.add('kept')
+            if plan.has_rows_of_edges:
+                kinds.add('rows of edges')
     return width_for_limits(width, kinds)
 
 
@@ -611,14 +614,12 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     counts = []
     if 'index' in structure:
         counts = [name for name, v in other.items() if type(v) is int and v == num_dst]
-    try:
+    found = None
+    if counts:
         rest = {name: value for name, value in other.items() if name not in counts}
-        outs, container = run(rest, structure + tuple([f'count {name}' for name in counts]))
-    except Fallback:
-        if not counts:
-            raise
-        # Another number, which equals it.
-        outs, container = run(other, structure)
+        with suppress(Fallback):  # Of another number, which equals it.
+            found = run(rest, structure + tuple([f'count {name}' for name in counts]))
+    outs, container = run(other, structure) if found is None else found
     own, plan = conv.__dict__, entry.last
     if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
         own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
