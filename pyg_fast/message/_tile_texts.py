@@ -51,20 +51,51 @@ def product_of_2(a0, a1, b0, b1):
     return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
 """
 
-# What the kernels call. Products `apart` have no sums in one accumulator, which Triton takes for
-# products of products. The key of a number has its row, then its place in the tile.
+# What the kernels call. Products of float32 are those of one or two parts of float16, each of which
+# has as many digits as TF32. A power of two for each row of a tile, which `scales` has beside its
+# inverse, makes its numbers fit float16: with two parts and three products the error is that of
+# float32. What is not finite has no lesser part, and no say in the power. Products `apart` have no
+# sums in one accumulator, which Triton takes for products of products. The key of a number has its
+# row, then its place in the tile.
 FUNCTIONS = f"""{PRODUCTS}
 
 @triton.jit
-def product_of_3_apart(a0, a1, a2, b0, b1, b2):
-    low = added(tl.dot(a2, b0), tl.dot(a1, b1))
-    low = added(low, tl.dot(a0, b2))
-    low = added(low, added(tl.dot(a1, b0), tl.dot(a0, b1)))
-    return added(tl.dot(a0, b0), tl.where(low == low, low, 0.0))
+def powers_of(most):
+    exponent = tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 14)
+    up = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
+    return up, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def product_of_2_apart(a0, a1, b0, b1):
+def scales(x, AXIS: tl.constexpr):
+    size = tl.abs(x)
+    size = tl.where(size < float('inf'), size, 0.0)
+    return powers_of(tl.max(size, axis=AXIS, keep_dims=True))
+
+
+@triton.jit
+def scale_of_all(x):
+    size = tl.abs(x)
+    size = tl.where(size < float('inf'), size, 0.0)
+    return powers_of(tl.max(tl.max(size, axis=1, keep_dims=True), axis=0, keep_dims=True))
+
+
+@triton.jit
+def two_parts(x):
+    a = x.to(tl.float16)
+    rest = x - a.to(tl.float32)
+    return a, tl.where(rest == rest, rest, 0.0).to(tl.float16)
+
+
+@triton.jit
+def product_of_parts(a0, a1, b0, b1):
+    low = tl.dot(a1, b0)
+    low = tl.dot(a0, b1, low)
+    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
+
+
+@triton.jit
+def product_of_parts_apart(a0, a1, b0, b1):
     low = added(tl.dot(a1, b0), tl.dot(a0, b1))
     return added(tl.dot(a0, b0), tl.where(low == low, low, 0.0))
 

@@ -20,8 +20,8 @@ WIDE = 64
 # A pass of so many products has more values than registers.
 _LONG = 3
 HALF = ('float16', 'bfloat16')
-# Parts in bfloat16 of the factors of products of float32, by torch's name of their precision.
-PARTS = {'highest': 3, 'high': 2}
+# Parts in float16 of the factors of products of float32, by torch's name of their precision.
+PARTS = {'highest': 2, 'high': 1}
 # Numbers of a factor are a multiple of that: products of 16-byte aligned rows are the fast ones.
 _ALIGNED = 8
 
@@ -34,6 +34,14 @@ class Factor(NamedTuple):
     stored: int  # numbers, with zeros up to a multiple of 16 bytes
     dtype: str
     is_local: bool  # of the tile of a program alone: no other kernel reads it
+
+
+class Scaled(NamedTuple):
+    """A block as a sum of parts in float16, times powers of two."""
+
+    parts: list[str]
+    up: str  # the powers by which its numbers are multiplied
+    down: str  # their inverse
 
 
 class TileValue(NamedTuple):
@@ -95,6 +103,7 @@ class TileValues:
     matrices: dict[int, str] = field(default_factory=dict)
     multiplied: set[int] = field(default_factory=set)  # matrices
     thirds: dict[str, list[str]] = field(default_factory=dict)  # by the code of a block
+    scaled: dict[str, 'Scaled'] = field(default_factory=dict)  # by the code of a block
     widths: dict[int, None] = field(default_factory=dict)  # of rows of numbers
     first: list[str] = field(default_factory=list)  # before the loop over tiles
     lines: list[str] = field(default_factory=list)  # in it
@@ -347,10 +356,15 @@ class TileValues:
             if self.has_breaks:  # What follows must not become the start of its sum.
                 product = f'added({product}, 0.0)'
             return self._emit(product, padded(outer), True)
-        count = PARTS[self.precision]
-        parts = [*self._split(text)[:count], *self._parts_of_matrix(weight)[:count]]
-        function = f'product_of_{count}' + '_apart' * self.has_breaks
-        return self._emit(f'{function}({", ".join(parts)})', padded(outer), True)
+        left, right = self._in_parts(text), self._parts_of_matrix(weight)
+        product = self._product_of_parts(left.parts, right.parts)
+        return self._emit(f'{product} * {left.down} * {right.down}', padded(outer), True)
+
+    def _product_of_parts(self, left: Sequence[str], right: Sequence[str]) -> str:
+        if len(left) == 1:
+            return f'tl.dot({left[0]}, {right[0]})'
+        function = 'product_of_parts' + '_apart' * self.has_breaks
+        return f'{function}({", ".join([*left, *right])})'
 
     def _is_chained(self, at: int) -> bool:
         """Whether a product computes the value."""
@@ -384,16 +398,32 @@ class TileValues:
             self.lines.append(f'{", ".join(names)} = thirds({text})')
         return self.thirds[text]
 
-    def _parts_of_matrix(self, at: int) -> list[str]:
-        """A parameter as the sum of three of bfloat16, split once."""
+    def _in_parts(self, text: str, axis: int = 1) -> Scaled:
+        """A block with a power of two for each row, or with `axis` 0 for each column."""
+        key = f'scales({text}, {axis})'
+        if key not in self.scaled:
+            self.scaled[key] = self._scale(key, text, self.lines)
+        return self.scaled[key]
+
+    def _parts_of_matrix(self, at: int) -> Scaled:
+        """A parameter with one power of two, split once."""
         op, args, _, _, _ = self.program[at]
         if op == 'permute':
-            return [f'tl.trans({name})' for name in self._parts_of_matrix(args[0])]
+            inner = self._parts_of_matrix(args[0])
+            return inner._replace(parts=[f'tl.trans({name})' for name in inner.parts])
         name = self._matrix(at)
-        if name not in self.thirds:
-            names = self.thirds[name] = [f'{name}_{n}' for n in range(3)]
-            self.first.append(f'{", ".join(names)} = thirds({name})')
-        return self.thirds[name]
+        if name not in self.scaled:
+            self.scaled[name] = self._scale(f'scale_of_all({name})', name, self.first)
+        return self.scaled[name]
+
+    def _scale(self, powers: str, text: str, lines: list[str]) -> Scaled:
+        name = f's{len(self.scaled)}'
+        parts = [f'{name}_{n}' for n in range(PARTS[self.precision])]
+        lines.append(f'{name}_up, {name}_down = {powers}')
+        value = f'({text}) * {name}_up'
+        split = f'two_parts({value})' if len(parts) > 1 else f'({value}).to(tl.float16)'
+        lines.append(f'{", ".join(parts)} = {split}')
+        return Scaled(parts, f'{name}_up', f'{name}_down')
 
     def _full(self, block: TileValue, size: int) -> str:
         """A block with all its columns, 0 where they pad it."""

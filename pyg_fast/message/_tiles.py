@@ -32,8 +32,6 @@ _REGISTERS = 2**16
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 # The rows whose sums a product computes at once.
 _ROWS = 16
-# Four warps have the registers for derivatives of so wide values in three parts each.
-_NARROW = 32
 
 
 class Form(NamedTuple):
@@ -161,7 +159,7 @@ class _Tiles(TileValues):
         )
 
     def _shared_bytes(self) -> int:
-        """A bound of the shared memory: parameters, in parts of bfloat16, and the values of a tile
+        """A bound of the shared memory: parameters, in parts of float16, and the values of a tile
         on the way to a product."""
         count = 1 if self._is_half() else PARTS[self.precision]
         shapes = [self.program[at].shape for at in self.multiplied]
@@ -188,9 +186,7 @@ class _Tiles(TileValues):
             return (Form(4, max(1, min(3, most))),)
         several = 1 if self.is_wide or self.is_long or not self._is_half() else 2
         wide = Form(8, max(1, min(several, most)))
-        in_few_parts = self._is_half() or self.precision != 'highest'
-        is_narrow = in_few_parts or widest(self.program, self.outs) <= _NARROW
-        return (Form(4, 2), wide) if is_narrow and not self.is_wide and most >= 2 else (wide,)
+        return (Form(4, 2), wide) if not self.is_wide and most >= 2 else (wide,)
 
     def _edges(self) -> tuple[list[str], list[str]]:
         """What is read of the edges of the first tile, before the loop, and what the loop begins
@@ -388,10 +384,11 @@ class _Tiles(TileValues):
             if dtype in HALF:
                 text = f'tl.dot(tl.trans({one}), {two})'
             else:
-                count = PARTS[self.precision]
-                turned = [f'tl.trans({part})' for part in self._split(one)[:count]]
-                parts = [*turned, *self._split(two)[:count]]
-                text = f'product_of_{count}_apart({", ".join(parts)})'
+                # Powers of edges, by which the other value is divided, leave the sum as it is.
+                a = self._in_parts(one)
+                b = self._in_parts(f'({two}) * {a.down}', 0)
+                turned = [f'tl.trans({part})' for part in a.parts]
+                text = f'{self._product_of_parts(turned, b.parts)} * {b.down}'
             self._add_up(k, text, place, mask)
 
     def _add_vector(self, k: int, pairs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> None:

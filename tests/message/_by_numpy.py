@@ -125,6 +125,11 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Block]:
     return lambda *args: block(function(*args))
 
 
+def _where(condition: Any, a: Any, b: Any) -> Block:
+    out = block(np.where(condition, a, b))
+    return out.astype(np.float32) if isinstance(a, float) and isinstance(b, float) else out
+
+
 def _checked_rows(asm: str, constraints: str, args: list[Block], **options: Any) -> Block:
     """Of the assembly code of tables, which stops where a row is none of the table."""
     row, count = args
@@ -140,9 +145,9 @@ TL = SimpleNamespace(
     **{name: np.dtype(name) for name in ('int32', 'int64', 'uint32', 'float32', 'float64')},
     int1=np.dtype(bool), constexpr=None, PropagateNan=SimpleNamespace(ALL=True),
     **{name: _elementwise(getattr(np, name)) for name in (
-        'abs', 'ceil', 'cos', 'exp', 'exp2', 'floor', 'log', 'log2', 'sin', 'sqrt', 'where',
+        'abs', 'ceil', 'cos', 'exp', 'exp2', 'floor', 'log', 'log2', 'sin', 'sqrt',
         'expand_dims',
-    )},
+    )}, where=_where,
     rsqrt=_elementwise(lambda x: 1 / np.sqrt(x)), erf=_elementwise(_erf),
     program_id=lambda axis: block(_program, np.int32),
     range=lambda a, b, step, num_stages: range(int(a), int(b), int(step)),
