@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn import functional as F
 
+from ..ops.linear import linear
 from ..sparse.graph import Graph
 from ._activations import Activation, find_activations
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
@@ -103,7 +104,8 @@ class Prologue:
                 x, weight = program[map_].args
                 if weight in transposed:
                     calls = [step for step in calls if step.at != weight]
-                    function, args = linear, (x, *program[weight].args)
+                    function = F.linear if bias is None else linear
+                    args = (x, *program[weight].args)
                     args += () if bias is None else (bias,)
                 elif bias is not None:
                     function, args = torch.addmm, (bias, x, weight)

@@ -51,40 +51,73 @@ def product_of_2(a0, a1, b0, b1):
     return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
 """
 
-# What the kernels call. Products of float32 are those of one or two parts of float16, each of which
-# has as many digits as TF32. A power of two for each row of a tile, which `scales` has beside its
-# inverse, makes its numbers fit float16: with two parts and three products the error is that of
-# float32. What is not finite has no lesser part, and no say in the power. Products `apart` have no
-# sums in one accumulator, which Triton takes for products of products. The key of a number has its
-# row, then its place in the tile.
-FUNCTIONS = f"""{PRODUCTS}
+# What the kernels call.
+#
+# A product of float32 is one of numbers of float16 with as many digits as TF32, or, with the error
+# of float32, three products of two such parts of each number. Float16 has a small range: powers of
+# two (`scales`), one for each row of a tile and one for a parameter, make the largest number of a
+# row one from 2^13 to 2^14, and their inverses undo that in the result. What is not finite has no
+# say in them, for in `sizes`, twice the bits of a number without its sign, it wraps around. A sum
+# over edges has one power for all of them: `shares` are those of edges relative to the largest.
+#
+# Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
+# key of a number has its row, then its place in the tile.
+FUNCTIONS = f'''{PRODUCTS}
+
+@triton.jit
+def sizes(x):
+    return x.to(tl.uint32, bitcast=True) * 2 + {1 << 24}
+
 
 @triton.jit
 def powers_of(most):
-    exponent = tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 14)
+    # A smaller exponent would have an inverse that is not finite.
+    exponent = tl.maximum((most >> 24).to(tl.int32) - 1, 14)
     up = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
     return up, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def scales(x, AXIS: tl.constexpr):
-    size = tl.abs(x)
-    size = tl.where(size < float('inf'), size, 0.0)
-    return powers_of(tl.max(size, axis=AXIS, keep_dims=True))
+def scales(x):
+    return powers_of(tl.max(sizes(x), axis=1, keep_dims=True))
 
 
 @triton.jit
 def scale_of_all(x):
-    size = tl.abs(x)
-    size = tl.where(size < float('inf'), size, 0.0)
-    return powers_of(tl.max(tl.max(size, axis=1, keep_dims=True), axis=0, keep_dims=True))
+    return powers_of(tl.max(tl.max(sizes(x), axis=1, keep_dims=True), axis=0, keep_dims=True))
 
 
 @triton.jit
 def two_parts(x):
     a = x.to(tl.float16)
-    rest = x - a.to(tl.float32)
-    return a, tl.where(rest == rest, rest, 0.0).to(tl.float16)
+    return a, (x - a.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def joint(a, b):
+    return tl.minimum(a * b, {2.0**127})  # Infinity would make NaN of 0.
+
+
+@triton.jit
+def shares(a, b):
+    powers = tl.minimum(a * b, {2.0**126})
+    most = tl.maximum(tl.max(powers, axis=0, keep_dims=True), {2.0**-126})
+    inverse = ({254 << 23} - most.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    return (powers * inverse).to(tl.float16), most
+
+
+@triton.jit
+def sigmoid(x):
+    return tl.inline_asm_elementwise(
+        """{{
+            .reg .f32 y;
+            mul.f32 y, $1, 0fBFB8AA3B;
+            ex2.approx.ftz.f32 y, y;
+            add.f32 y, y, 0f3F800000;
+            rcp.approx.ftz.f32 $0, y;
+        }}""",
+        "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1,
+    )
 
 
 @triton.jit
@@ -120,7 +153,7 @@ def smaller_of_row(v0, k0, v1, k1):
     return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
 
 
-"""
+'''
 
 
 # The kernel that says for each edge the how-manieth row of its tile it is in (`rank`), and for each

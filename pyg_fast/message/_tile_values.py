@@ -22,6 +22,7 @@ _LONG = 3
 HALF = ('float16', 'bfloat16')
 # Parts in float16 of the factors of products of float32, by torch's name of their precision.
 PARTS = {'highest': 2, 'high': 1}
+_CALLS = CALLS | {'sigmoid': 'sigmoid({})'}
 # Numbers of a factor are a multiple of that: products of 16-byte aligned rows are the fast ones.
 _ALIGNED = 8
 
@@ -114,6 +115,7 @@ class TileValues:
     has_breaks: bool = field(init=False)  # whether products read others' results from memory
     has_dropout: bool = False
     read_back: dict[int, str] = field(default_factory=dict)  # what a factor's number was read as
+    operands: dict[int, str] = field(default_factory=dict)  # of products, by position
     factors: dict[int, Factor] = field(default_factory=dict)  # by position in the program
     scratches: dict[int, int] = field(default_factory=dict)  # factors of values read in parts
     pairs: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
@@ -122,9 +124,8 @@ class TileValues:
 
     def __post_init__(self) -> None:
         self.is_wide = widest(self.program, self.outs) > WIDE
-        # The registers of 4 warps hold no derivative, and few wide values.
-        self.has_breaks = self.is_wide or self._derives()
         self.is_long = self._count_products() >= _LONG
+        self.has_breaks = self.is_wide or (self.is_long and self._derives())
         self.multiplies = not self.is_wide and (self._is_half() or not self.is_long)
 
     def _count_products(self) -> int:
@@ -202,7 +203,7 @@ class TileValues:
             if is_float(dtype) and not is_float(self.program[args[0]].dtype):
                 return self._emit(f'{inner.name}.to(tl.float32)', inner.width, inner.in_loop)
             return inner
-        if op not in CALLS:
+        if op not in _CALLS:
             raise Refused(f'{op} around a matrix product')
         blocks = [self._block_of(arg) for arg in args]
         if op == 'pow' and self.program[args[1]].op == 'const':
@@ -210,7 +211,7 @@ class TileValues:
             if exponent in POWERS:
                 blocks, op = blocks[:1], POWERS[exponent]
         return self._emit(
-            CALLS[op].format(*(block.name for block in blocks)),
+            _CALLS[op].format(*(block.name for block in blocks)),
             max(block.width for block in blocks),
             any(block.in_loop for block in blocks),
         )
@@ -348,9 +349,9 @@ class TileValues:
         name = self._matrix(weight)
         is_transposed = self.program[weight].op == 'permute'
         self.multiplied.add(self.program[weight].args[0] if is_transposed else weight)
-        text = self._full(block, inner)
-        if self.has_breaks and self._is_chained(x):
-            text = self._through_memory(x, dtype)
+        # The gradient of a parameter is a product of the same value.
+        is_factor = self._derives() or (self.has_breaks and self._is_chained(x))
+        text = self._operand(x, dtype) if is_factor else self._full(block, inner)
         if dtype in HALF:
             product = f'tl.dot(({text}).to(tl.{dtype}), ({name}).to(tl.{dtype}))'
             if self.has_breaks:  # What follows must not become the start of its sum.
@@ -358,13 +359,24 @@ class TileValues:
             return self._emit(product, padded(outer), True)
         left, right = self._in_parts(text), self._parts_of_matrix(weight)
         product = self._product_of_parts(left.parts, right.parts)
-        return self._emit(f'{product} * {left.down} * {right.down}', padded(outer), True)
+        return self._emit(f'{product} * joint({left.down}, {right.down})', padded(outer), True)
 
     def _product_of_parts(self, left: Sequence[str], right: Sequence[str]) -> str:
         if len(left) == 1:
             return f'tl.dot({left[0]}, {right[0]})'
         function = 'product_of_parts' + '_apart' * self.has_breaks
         return f'{function}({", ".join([*left, *right])})'
+
+    def _operand(self, at: int, dtype: str) -> str:
+        """The code of a factor of products, 0 where there is no edge."""
+        if self.has_breaks and self._is_chained(at):
+            return self._through_memory(at, dtype)
+        if at not in self.operands:
+            block, size = self.value(at), math.prod(self.program[at].shape)
+            text = self._of_edges(block._replace(name=self._masked(block, size)), padded(size))
+            convert = f'.to(tl.{dtype})' * (dtype in HALF)
+            self.operands[at] = self._emit(f'({text}){convert}', padded(size), True).name
+        return self.operands[at]
 
     def _is_chained(self, at: int) -> bool:
         """Whether a product computes the value."""
@@ -398,12 +410,11 @@ class TileValues:
             self.lines.append(f'{", ".join(names)} = thirds({text})')
         return self.thirds[text]
 
-    def _in_parts(self, text: str, axis: int = 1) -> Scaled:
-        """A block with a power of two for each row, or with `axis` 0 for each column."""
-        key = f'scales({text}, {axis})'
-        if key not in self.scaled:
-            self.scaled[key] = self._scale(key, text, self.lines)
-        return self.scaled[key]
+    def _in_parts(self, text: str) -> Scaled:
+        """A block with a power of two for each row."""
+        if text not in self.scaled:
+            self.scaled[text] = self._scale(f'scales({text})', text, self.lines)
+        return self.scaled[text]
 
     def _parts_of_matrix(self, at: int) -> Scaled:
         """A parameter with one power of two, split once."""

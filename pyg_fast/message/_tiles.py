@@ -183,9 +183,8 @@ class _Tiles(TileValues):
         registers."""
         most = shared_memory() // (self._shared_bytes() + 2**10)
         if not self.has_breaks:
-            return (Form(4, max(1, min(3, most))),)
-        several = 1 if self.is_wide or self.is_long or not self._is_half() else 2
-        wide = Form(8, max(1, min(several, most)))
+            return (Form(4, max(1, min(2 if self._derives() else 3, most))),)
+        wide = Form(8, 1)
         return (Form(4, 2), wide) if not self.is_wide and most >= 2 else (wide,)
 
     def _edges(self) -> tuple[list[str], list[str]]:
@@ -380,15 +379,15 @@ class _Tiles(TileValues):
         """The gradient of a matrix, by products of the values of a tile."""
         place, mask = self._place_of_total(k, shape)
         for left, right in pairs:
-            one, two = self._through_memory(left, dtype), self._through_memory(right, dtype)
+            one, two = self._operand(left, dtype), self._operand(right, dtype)
             if dtype in HALF:
                 text = f'tl.dot(tl.trans({one}), {two})'
             else:
-                # Powers of edges, by which the other value is divided, leave the sum as it is.
-                a = self._in_parts(one)
-                b = self._in_parts(f'({two}) * {a.down}', 0)
+                a, b = self._in_parts(one), self._in_parts(two)
+                self.lines.append(f'share{k}, most{k} = shares({a.down}, {b.down})')
                 turned = [f'tl.trans({part})' for part in a.parts]
-                text = f'{self._product_of_parts(turned, b.parts)} * {b.down}'
+                shared = [f'{part} * share{k}' for part in b.parts]
+                text = f'{self._product_of_parts(turned, shared)} * most{k}'
             self._add_up(k, text, place, mask)
 
     def _add_vector(self, k: int, pairs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> None:

@@ -130,8 +130,10 @@ def _where(condition: Any, a: Any, b: Any) -> Block:
     return out.astype(np.float32) if isinstance(a, float) and isinstance(b, float) else out
 
 
-def _checked_rows(asm: str, constraints: str, args: list[Block], **options: Any) -> Block:
-    """Of the assembly code of tables, which stops where a row is none of the table."""
+def _assembly(asm: str, constraints: str, args: list[Block], **options: Any) -> Block:
+    """That of a sigmoid, or of tables, which stops where a row is none of the table."""
+    if 'ex2' in asm:
+        return block(1 / (1 + np.exp(-args[0])))
     row, count = args
     assert 'trap' in asm
     assert np.all((row >= 0) & (row < count)), 'no row of the table'
@@ -161,7 +163,7 @@ TL = SimpleNamespace(
     maximum=_better(np.fmax, np.maximum), minimum=_better(np.fmin, np.minimum),
     associative_scan=_scan, broadcast_to=lambda x, shape: block(np.broadcast_to(x, shape)),
     cumsum=lambda x, axis: block(np.cumsum(x, axis, dtype=x.dtype)),
-    dot=_dot, trans=_elementwise(np.transpose), inline_asm_elementwise=_checked_rows,
+    dot=_dot, trans=_elementwise(np.transpose), inline_asm_elementwise=_assembly,
 )  # fmt: skip
 LIBDEVICE = SimpleNamespace(
     **{name: _elementwise(getattr(np, name)) for name in ('expm1', 'log1p', 'log10', 'tanh')},

@@ -372,6 +372,82 @@ def test_what_is_not_finite_stays_in_its_row(
     assert not found[index[1, 200]].isfinite().all()
 
 
+class Rectified(MessagePassing):
+    """Two layers whose values are as large as their inputs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__('add')
+        self.first, self.second = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.second(self.first(x_i - x_j).relu()).relu()
+
+
+def test_numbers_of_any_size(device: torch.device) -> None:
+    """Each row is as exact as float32 would have it, however large others are; and so are sums of
+    products over edges, of which one factor is as large as the other is small."""
+    torch.manual_seed(1)
+    layer, nodes = Rectified(24).to(device), torch.arange(N)
+    index = torch.stack([nodes, nodes // 2 * 2])
+    index = index[:, index[0] != index[1]].to(device)  # One edge ends at each other node.
+    sizes = 10.0 ** torch.linspace(-14, 14, N, device=device)[:, None]
+    x = torch.randn(N, 24, device=device) * sizes.roll(1, 0).maximum(sizes)
+    weight = torch.linspace(-1, 2, N * 24, device=device).view(N, 24) / sizes
+    found = []
+    ours = pyg_fast.accelerate(copy.deepcopy(layer))
+    for each, dtype in ((ours, x.dtype), (layer, torch.double)):
+        each, at = each.to(dtype), x.to(dtype).requires_grad_()
+        with on_tiles(device):
+            out = each(at, index)
+        grads = torch.autograd.grad(out, [at, *each.parameters()], weight.to(dtype))
+        found.append([out.double(), *(grad.double() for grad in grads)])
+    assert KERNEL in plan_of(ours)
+    (out, grad, *totals), (right, right_grad, *right_totals) = found
+    for a, b in ((out, right), (grad, right_grad)):
+        rows = b.abs().amax(1) > 0
+        assert ((a - b).abs().amax(1)[rows] <= 1e-5 * b.abs().amax(1)[rows]).all()
+    for a, b in zip(totals, right_totals, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(b.abs().max()))
+
+
+class Gap(MessagePassing):
+    """A linear map of the difference of both ends."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__('add')
+        self.lin = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin((x_i - x_j).relu()).relu()
+
+
+@pytest.mark.parametrize('value', [float('inf'), float('nan')])
+def test_gradient_of_a_parameter_where_an_edge_is_not_finite(
+    value: float, device: torch.device
+) -> None:
+    """That of channels which are finite in all edges is as in PyG."""
+    torch.manual_seed(1)
+    layer, index, x = Gap(24).to(device), edges().to(device), torch.randn(N, 24, device=device)
+    x[7, 0] = value
+    found = []
+    for each in (pyg_fast.accelerate(copy.deepcopy(layer)), layer):
+        with on_tiles(device):
+            found.append(torch.autograd.grad(each(x, index).sum(), each.lin.weight)[0])
+        assert each is layer or KERNEL in plan_of(each)
+    ours, theirs = found
+    assert ours.isfinite().equal(theirs.isfinite())
+    assert theirs[:, 1:].isfinite().any()
+    assert not theirs[:, 0].isfinite().all()
+    finite = theirs.isfinite()
+    torch.testing.assert_close(ours[finite], theirs[finite], rtol=1e-4, atol=1e-4)
+
+
 def test_same_bits(x: Tensor, device: torch.device) -> None:
     torch.manual_seed(1)
     ours = pyg_fast.accelerate(Two(16, 24, 20).to(device))
