@@ -251,5 +251,6 @@ def first_epoch(
 
 def main(argv: Sequence[str]) -> None:
     """Prints what the first epoch takes, in a process that begins with it."""
-    name, *numbers, device = argv
+    name, precision, *numbers, device = argv
+    torch.set_float32_matmul_precision(precision)
     print(json.dumps(first_epoch(name, *map(int, numbers), torch.device(device))))

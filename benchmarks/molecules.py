@@ -9,15 +9,18 @@ python -m benchmarks molecules --parts train         or any of
     evaluate  outputs of a model for an epoch, on request
 python -m benchmarks molecules --models gin,gcn      also gps, gine, gatv2, pna, schnet
 python -m benchmarks molecules --sizes 32,256,2048   graphs of a batch, for each model
+python -m benchmarks molecules --precisions high     float32 products on tensor cores: TF32
 python -m benchmarks molecules --eager-only          without torch.compile, which takes long
 
 GIN and GCN are those of OGB: five layers of 300 channels, embeddings of atoms and bonds; GPS has
 64 channels. Each contender trains a copy of the same model, at first on the same batches. PyG's
 model takes tensors and is compiled once for all sizes; passes before the first measurement compile
-what it needs.
+what it needs. All contenders of a cell compute in the same precision: `highest` and `high` are
+torch's settings for products of float32.
 """
 import copy
 import functools
+import itertools
 import json
 import math
 import os
@@ -54,7 +57,11 @@ _ROUNDS = 5  # at most: each is a pass over many batches
 _MOST_GRAPHS = 32768  # of a pass
 _LEAST_BATCHES = 8
 _WARM_UP = 60.0  # seconds at most in which a rival compiles before it is measured
-_FIRST, _MEAN = 1e-4, 0.05  # of the first loss, and of the mean, in which Adam amplifies rounding
+PRECISIONS = ('highest', 'high')
+# Allowed errors of outputs and of the first loss. Products of TF32 round each factor by up to
+# 2**-11, in up to ten maps of a model, one after another.
+_FIRST = {'highest': 1e-4, 'high': 10 * 2**-11}
+_MEAN = 0.05  # of the mean loss, in which Adam amplifies rounding
 
 
 def num_batches(bench: Bench, size: int) -> int:
@@ -92,8 +99,11 @@ class Model:
 class Case:
     """A model on batches of one size."""
 
-    def __init__(self, model: Model, graphs: list[Data], size: int, bench: Bench) -> None:
+    def __init__(
+        self, model: Model, graphs: list[Data], size: int, bench: Bench, precision: str,
+    ) -> None:
         self.model, self.graphs, self.size, self.bench = model, graphs, size, bench
+        self.tolerance = _FIRST[precision]
         self.kind, self.device = model.kind, bench.device
         self.at_hand = list(self.pyg_loader(0))
 
@@ -177,7 +187,7 @@ class Training(Case):
     def check(self, losses: Tensor) -> float:
         right = self.expected
         return worst([
-            float((losses[0] - right[0]).abs() / (_FIRST * right[0])),
+            float((losses[0] - right[0]).abs() / (self.tolerance * right[0])),
             float((losses.mean() - right.mean()).abs() / (_MEAN * right.mean()))])
 
     def contenders(self, eager_only: bool) -> list[Contender]:
@@ -222,7 +232,7 @@ class Evaluation(Case):
         return once
 
     def check(self, outputs: Tensor) -> float:
-        return norm_error([outputs], [self.expected.double()], _FIRST)
+        return norm_error([outputs], [self.expected.double()], self.tolerance)
 
     def contenders(self) -> list[Contender]:
         return [self.contender(name, self.make, self.check)
@@ -255,30 +265,42 @@ def sizes_of(bench: Bench, name: str) -> Sequence[int]:
     return bench.args.sizes or KINDS[name].usual_sizes
 
 
-def each_case(bench: Bench, graphs: Graphs, kind: type[Case]) -> Iterable[tuple[str, Any]]:
-    """The cases of all models and sizes; Dynamo forgets a model after its last size."""
-    for name in bench.args.models:
+def titled(title: str, precision: str) -> str:
+    """A section's, which tells the precision if it is not torch's default."""
+    return title if precision == 'highest' else f'{title}, {precision}'
+
+
+def each_case(
+    bench: Bench, graphs: Graphs, title: str, kind: type[Case],
+) -> Iterable[tuple[str, str, Any]]:
+    """The sections, names and cases of all precisions, models and sizes; Dynamo forgets a model
+    after its last size."""
+    before = torch.get_float32_matmul_precision()
+    for precision, name in itertools.product(bench.args.precisions, bench.args.models):
+        torch.set_float32_matmul_precision(precision)
         of, sizes = KINDS[name], sizes_of(bench, name)
         count = {size: size * num_batches(bench, size) for size in sizes}
         known = graphs.take(max(count.values()), of.positions)
         model = Model(of, bench, known)
         for size in sizes:
-            yield f'{of.title}, {size:,} graphs', kind(model, known[:count[size]], size, bench)
+            case = kind(model, known[:count[size]], size, bench, precision)
+            yield titled(title, precision), f'{of.title}, {size:,} graphs', case
         torch._dynamo.reset()
         _harness.free(bench.cuda)
+    torch.set_float32_matmul_precision(before)
 
 
 def run_train(bench: Bench, graphs: Graphs) -> None:
-    for name, case in each_case(bench, graphs, Training):
+    for title, name, case in each_case(bench, graphs, TRAIN, Training):
         bench.measure(
-            TRAIN, name, case.model.width, case.contenders(bench.args.eager_only),
+            title, name, case.model.width, case.contenders(bench.args.eager_only),
             bench.few(_ROUNDS), label='channels', memory=True, facts=case.facts)
 
 
 def run_evaluate(bench: Bench, graphs: Graphs) -> None:
-    for name, case in each_case(bench, graphs, Evaluation):
+    for title, name, case in each_case(bench, graphs, EVALUATE, Evaluation):
         bench.measure(
-            EVALUATE, name, case.model.width, case.contenders(), bench.few(_ROUNDS),
+            title, name, case.model.width, case.contenders(), bench.few(_ROUNDS),
             label='channels')
 
 
@@ -338,17 +360,20 @@ def run_first(bench: Bench, _: Graphs) -> None:
     """Of the smallest size, in processes that begin with empty caches of compilers, and then with
     full ones."""
     args = bench.args
-    for name in args.models:
+    for precision, name in itertools.product(args.precisions, args.models):
         kind, size = KINDS[name], min(sizes_of(bench, name))
         width = args.width or kind.width
         facts: dict[str, Any] = {}
         with tempfile.TemporaryDirectory() as folder:
             for which in (COLD, WARM):
                 found = first_epoch(
-                    folder, name, size, args.first_batches, width, args.depth, bench.device)
+                    folder, name, precision, size, args.first_batches, width, args.depth,
+                    bench.device)
                 facts[which] = found['seconds']
         facts['sizes'] = found['sizes']  # of batches
-        bench.add(FIRST, f'{kind.title}, {size:,} graphs', width, {}, label='channels', facts=facts)
+        bench.add(
+            titled(FIRST, precision), f'{kind.title}, {size:,} graphs', width, {},
+            label='channels', facts=facts)
 
 
 def first_epoch(folder: str, *command: Any) -> dict[str, Any]:
@@ -371,6 +396,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         models=_harness.names('model', tuple(KINDS), {
             'quick': ('gin', 'gps'), 'usual': tuple(KINDS)}),
         sizes=Option({'quick': (4,), 'usual': None}, _harness.integers, 'graphs of a batch'),
+        precisions=_harness.names('precision', PRECISIONS, ('highest',)),
         batches=Option({'quick': 3, 'cuda': 20, 'cpu': 8}, help='of a pass, at most'),
         first_batches=Option({'quick': 3, 'usual': 100}, help='of the first epoch'),
         width=Option({'quick': 20, 'usual': None}, help='of all models'),

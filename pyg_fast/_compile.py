@@ -16,6 +16,7 @@ from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
 from ._compiled_layers import LayerNotes
+from ._small_tables import decompositions
 from .errors import OptionError
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
@@ -148,14 +149,17 @@ def backend(
         mode (str, optional): As in :func:`torch.compile`. (default: :obj:`None`)
         options (dict, optional): Options of Inductor. (default: :obj:`None`)
     """
-    from torch._inductor import list_mode_options
+    from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
     replace_and_note(module)
     patches = dict(list_mode_options(mode)) if mode else {}
     patches |= options or {}
-    with _graphs_print_no_numbers():
-        compiled = compile_fx(module, examples, config_patches=patches or None)
+    # Options choose decompositions too.
+    with _graphs_print_no_numbers(), config.patch(patches), decompositions() as table:
+        compiled = compile_fx(
+            module, examples, config_patches=patches or None, decompositions=table
+        )
     assert callable(compiled)
     return compiled
 

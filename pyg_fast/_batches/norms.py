@@ -55,13 +55,22 @@ class _Masked(_BatchNorm):
         # A row of the padding may hold no numbers, which gradients would spread.
         x = x.masked_fill(is_padding, 0)
         mean = x.sum(dims) / total
-        centered = x - mean.view(shape)
+        # Compiled code is differentiated once. A variance does not change with the mean that it is
+        # about; without that gradient, one pass over the rows makes all sums of the backward pass:
+        # of gradients, and of gradients times centered rows.
+        once = torch.compiler.is_compiling()
+        center = mean.detach() if once else mean
+        centered = x - center.view(shape)
         var = centered.masked_fill(is_padding, 0).square().sum(dims) / total
-        out = centered * (var + self.eps).rsqrt().view(shape)
+        scale = (var + self.eps).rsqrt()
         if self.weight is not None:
-            out = out * self.weight.view(shape)
+            scale = scale * self.weight
+        out = centered * scale.view(shape)
+        shift = (center - mean) * scale.detach() if once else None  # 0, with the mean's gradient
         if self.bias is not None:
-            out = out + self.bias.view(shape)
+            shift = self.bias if shift is None else shift + self.bias
+        if shift is not None:
+            out = out + shift.view(shape)
         if self.training and self.running_mean is not None:
             self._track(mean.detach(), var.detach(), total)
         return out.to(input.dtype)

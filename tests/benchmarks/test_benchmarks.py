@@ -452,6 +452,31 @@ def test_molecules(tmp_path: Path) -> None:
     assert all(result['error'] == 0 for result in cell['results'].values())
 
 
+def test_precisions_of_molecules(harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All contenders of a cell compute in one of them."""
+    from benchmarks import molecules
+
+    make, seen = molecules.Training.make, set()
+
+    def noting(case, name):
+        seen.add((case.tolerance, torch.get_float32_matmul_precision(), name))
+        return make(case, name)
+
+    monkeypatch.setattr(molecules.Training, 'make', noting)
+    options = '--eager-only', '--models', 'gin', '--parts', 'train', '--batches', '2'
+    report, markdown, _ = run('molecules', tmp_path, *options, '--precisions', 'highest,high')
+    check_report(report, markdown)
+    titles = [section['title'] for section in report['sections']]
+    assert titles == ['A training step', 'A training step, high']
+    first, _ = report['sections']
+    names = first['cells'][0]['results'].keys()
+    assert seen == {
+        (molecules._FIRST[precision], precision, name)
+        for precision in ('highest', 'high') for name in names
+    }  # fmt: skip
+    assert torch.get_float32_matmul_precision() == 'highest'
+
+
 def test_the_first_epoch_of_molecules(
     harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -462,16 +487,24 @@ def test_the_first_epoch_of_molecules(
         molecules.pyg_fast, 'capture', lambda *args, compile, **more: capture(*args, **more)
     )
 
+    precisions = []
+
     def in_this_process(command, env, **_):
         folders.append(Path(env['TORCHINDUCTOR_CACHE_DIR']).parent)
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             _molecules.main(command[4:])
+        precisions.append(torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision('highest')
         return SimpleNamespace(returncode=0, stdout=out.getvalue())
 
     monkeypatch.setattr(molecules, 'subprocess', SimpleNamespace(run=in_this_process, PIPE=None))
-    report, markdown, _ = run('molecules', tmp_path, '--parts', 'first', '--models', 'gin')
+    report, markdown, _ = run(
+        'molecules', tmp_path, '--parts', 'first', '--models', 'gin', '--precisions', 'high'
+    )
     (section,) = report['sections']
+    assert section['title'] == 'The first epoch, compiled, high'
+    assert precisions == ['high', 'high']
     (cell,) = section['cells']
     assert not cell['results']
     assert cell['facts'][molecules.COLD] > 0
@@ -499,7 +532,7 @@ def test_models_of_molecules(harness, monkeypatch: pytest.MonkeyPatch) -> None:
         graphs = _molecules.molecules(8, kind.positions)
         model = molecules.Model(kind, bench, graphs)
         for size in (2, 4):
-            case = molecules.Training(model, graphs, size, bench)
+            case = molecules.Training(model, graphs, size, bench, 'highest')
             for which in (molecules.EAGER, *[molecules.COMPILED] * (name == 'gin')):
                 losses = case.make(which)()
                 assert case.check(losses) <= 1, (name, which)
