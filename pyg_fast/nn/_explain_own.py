@@ -21,7 +21,8 @@ from torch_geometric.nn import Linear as LinearOfPyG
 from torch_geometric.nn import MessagePassing
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
-from ..ops._edges import check_edge_index
+from ..ops._edges import check_edge_index, is_capturing
+from ..ops._transforms import transforms_traced
 
 # What torch says of two sizes that must be the same.
 TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
@@ -227,14 +228,36 @@ def _check_sizes(
             f"'size' of propagate must be a pair of the numbers of sources and destinations, got "
             f'{type(size).__name__}{cure if isinstance(size, Tensor) else ""}'
         )
-    if type(size) is not torch.Size or not any(words in text for words in _BEYOND):
-        return
-    for name, value in propagated(frames).items():
+    error = _error_of_shape(conv, size, propagated(frames))
+    if error is not None and any(words in text for words in _BEYOND):
+        raise error
+
+
+def _error_of_shape(conv: Any, size: object, kwargs: Mapping[str, object]) -> ValueError | None:
+    """The error for a `size` that is the shape of features."""
+    for name, value in kwargs.items() if type(size) is torch.Size else ():
         if isinstance(value, Tensor) and value.shape == size and conv.node_dim in (0, -2):
-            raise ValueError(
+            return ValueError(
                 f"'size' of propagate must be a pair of the numbers of sources and destinations, "
                 f"got {tuple(size)}, which is the shape of '{name}'"
             )
+    return None
+
+
+def check_size(
+    conv: MessagePassing, edge_index: object, size: torch.Size, kwargs: Mapping[str, object]
+) -> None:
+    """Raises for a `size` that is the shape of features and has too few destinations, before PyG's
+    code would stop a GPU."""
+    error = _error_of_shape(conv, size, kwargs)
+    own = type(conv).aggregate is not MessagePassing.aggregate
+    if error is None or own or conv.flow != 'source_to_target' or transforms_traced():
+        return
+    if type(edge_index) is not Tensor or not _is_list(edge_index) or edge_index.numel() == 0:
+        return
+    count = size[1] if len(size) > 1 else 0
+    if size[0] != count and not is_capturing(edge_index) and int(edge_index[1].max()) >= count:
+        raise error
 
 
 def _check_softmax(frames: Sequence[FrameType]) -> None:

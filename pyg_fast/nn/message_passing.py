@@ -53,6 +53,7 @@ from ._checks import (
     why_not_message,
 )
 from ._explain import check_edge_rows
+from ._explain_own import check_size
 from ._layer import (
     GIVEN,
     MADE,
@@ -316,6 +317,10 @@ class FusedPropagate(FusedLayer):
             own['_on_gpu'], own['_columns'] = on_gpu, _width(self.node_dim, kwargs)
             own['_width'] = _width_for_limits(self, None, on_gpu)
         reason, plain = None, edge_index
+        if '_listed' in own and own['_listed'][0] is edge_index:
+            size = own['_listed'][1]
+        elif type(size) is torch.Size:
+            check_size(self, edge_index, size, kwargs)
         # PyG's code takes longer for one. A prepared graph has no list yet.
         if has_list(edge_index):
             plain = edge_index.as_tensor()
@@ -335,8 +340,7 @@ class FusedPropagate(FusedLayer):
             if is_first:
                 tell(self, BySize(reason))
             if plain is not edge_index:
-                size = edge_index.sparse_size() if size is None else size
-                edge_index = plain
+                size, edge_index = edge_index.sparse_size(), plain  # PyG reads no other of one.
             edge_index = in_int64(edge_index)
             out = _direct.propagate(self, edge_index, size, kwargs)
             if out is not None:
@@ -363,8 +367,7 @@ class FusedPropagate(FusedLayer):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
         elif plain is not edge_index and not plain.is_cuda and not _reads_ptr(self):
             # PyG's code takes longer for an EdgeIndex than for its list.
-            size = edge_index.sparse_size() if size is None else size
-            edge_index = plain
+            size, edge_index = edge_index.sparse_size(), plain
         return self._fused_pygs(edges_for_pyg(edge_index), size, kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
@@ -380,7 +383,10 @@ class FusedPropagate(FusedLayer):
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]):
+            given: Any = args[1]
             args = _with_plain_list(self, *args)
+            if args[1] is not given:
+                own['_listed'] = args[1], given.sparse_size()
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:
             args = tuple([readable(x) if type(x) is EdgeIndex else x for x in args])
@@ -403,8 +409,8 @@ class FusedPropagate(FusedLayer):
             raise
         finally:
             del own['_call']
-            own.pop('_graphs', None)
-            own.pop('_watched', None)
+            for name in ('_graphs', '_watched', '_listed'):
+                own.pop(name, None)
 
     def __getstate__(self) -> dict[str, object]:
         state = dict(self.__dict__)
