@@ -51,6 +51,7 @@ from ._checks import (
     why_never_message,
     why_not_arguments,
     why_not_message,
+    why_patched,
 )
 from ._explain import check_edge_rows
 from ._explain_own import check_size
@@ -107,9 +108,15 @@ def _with_plain_list(
         return x, edge_index, *more
     plain = edge_index.as_tensor()
     is_refused = entry is not None and entry.last is None and bool(entry.refused)
+    is_refused = is_refused or _is_never_fused(conv)
     runs_pygs = has_few_edges(plain, width, 'prepared message') or (is_refused and plain.is_cpu)
     fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
     return x, plain if fits and runs_pygs else edge_index, *more
+
+
+def _is_never_fused(conv: MessagePassing) -> bool:
+    """Whether PyG's code runs for every input of a layer."""
+    return conv._marks is None and type(conv)._kernel is FusedPropagate._kernel
 
 
 def _is_pygs(conv: MessagePassing) -> bool:
@@ -121,7 +128,10 @@ def _takes_a_list(conv: MessagePassing) -> bool:
     """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
     own = conv.__dict__
     if '_takes_a_list' not in own:
-        own['_takes_a_list'] = _is_pygs(conv) or reads_a_list(conv)
+        # A list does not tell the sizes of both ends.
+        read = conv.inspector.get_flat_param_names(['message', 'aggregate', 'update'])
+        is_same = 'size' not in read and (_is_pygs(conv) or reads_a_list(conv))
+        own['_takes_a_list'] = is_same
     return bool(own['_takes_a_list'])
 
 
@@ -329,7 +339,8 @@ class FusedPropagate(FusedLayer):
             kind = 'prepared message' if keeps_graph(edge_index) else 'message'
             few = has_few_edges(plain, own['_width'], kind)
             # Whether a message is an MLP is known once it was captured.
-            if few and ('_fused_entry' in own or not _may_be_wider(self, plain, kind)):
+            is_known = '_fused_entry' in own or _is_never_fused(self)
+            if few and (is_known or not _may_be_wider(self, plain, kind)):
                 reason = reason_of(plain.size(1))
             elif has_few_columns(plain, kind, own.get('_work')):
                 reason = f'{own["_work"].columns} columns{TOO_FEW}'
@@ -494,13 +505,23 @@ def mark(conv: MessagePassing) -> None:
 
 def why_never(conv: MessagePassing) -> str | None:
     """Why PyG's code would run for every input of a layer, of ours or not yet."""
-    cls, reads = type(conv), why_not_arguments(conv)
-    replaced: Callable[..., object] = cls.propagate
+    return why_never_message(conv, conv.aggr_module, why_not_arguments(conv), _replaced(conv))
+
+
+def may_adopt(conv: MessagePassing) -> bool:
+    """Whether a layer may become one of ours: also where PyG's code runs it for every input, which
+    then takes less time for the edges of a prepared graph."""
+    return why_patched(conv, _replaced(conv)) is None
+
+
+def _replaced(conv: MessagePassing) -> Callable[..., object]:
+    """The `propagate` of a layer that ours replaces, or would."""
+    cls = type(conv)
     if issubclass(cls, FusedPropagate):
-        replaced = cls._fused_replaced()
-    elif forwards_propagate(cls) and conv.flow == 'source_to_target':
-        replaced = PROPAGATE
-    return why_never_message(conv, conv.aggr_module, reads, replaced)
+        return cls._fused_replaced()
+    if forwards_propagate(cls) and conv.flow == 'source_to_target':
+        return PROPAGATE
+    return cls.propagate
 
 
 def why_not(
@@ -882,4 +903,4 @@ def _remade(base: type) -> FusedPropagate:
     return object.__new__(fused_class(base))
 
 
-__all__ = ['FusedMessagePassing', 'FusedPropagate', 'fused_class']
+__all__ = ['FusedMessagePassing', 'FusedPropagate', 'fused_class', 'may_adopt']
