@@ -34,6 +34,7 @@ from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
 from ..message._inputs import check_inputs
 from ..message._plan import Plan
 from ..message._rows import put_in
+from ..ops._edges import is_list
 from ..ops._numbers import check_flag
 from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
@@ -133,13 +134,6 @@ def _takes_a_list(conv: MessagePassing) -> bool:
         is_same = 'size' not in read and (_is_pygs(conv) or reads_a_list(conv))
         own['_takes_a_list'] = is_same
     return bool(own['_takes_a_list'])
-
-
-def _is_list(value: object) -> bool:
-    """Whether an argument of a layer may be a list of edges."""
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        return False
-    return value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:
@@ -291,9 +285,9 @@ class FusedPropagate(FusedLayer):
         sorts, (args, kwargs) = '', own.get('_call', ((), {}))
         given = (*args, *kwargs.values())
         if any(each is edge_index for each in given):
-            sorts = GIVEN if type(edge_index) is Tensor and _is_list(edge_index) else ''
+            sorts = GIVEN if type(edge_index) is Tensor and is_list(edge_index) else ''
         # PyG's layers have options that keep such a list, users change their own `forward`.
-        elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(_is_list, given)):
+        elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(is_list, given)):
             sorts = MADE
         if sorts or '_call' not in own or '_last_sorted' not in own:
             own['_last_sorted'] = sorts
