@@ -116,8 +116,9 @@ def _with_plain_list(
 
 
 def _is_never_fused(conv: MessagePassing) -> bool:
-    """Whether PyG's code runs for every input of a layer."""
-    return conv._marks is None and type(conv)._kernel is FusedPropagate._kernel
+    """Whether PyG's code runs for every input of a layer, as was known when it became ours."""
+    is_own = type(conv)._kernel is FusedPropagate._kernel
+    return is_own and conv._marks is None and conv._fused_is_adopted()
 
 
 def _is_pygs(conv: MessagePassing) -> bool:
