@@ -592,7 +592,7 @@ class Entry:
                 _check_several_blocks(passes.plan, num_edges, device)
             if num_edges is not None and is_slower_in_tiles(passes, num_edges, trains, device):
                 raise InMemory(SLOWER_IN_TILES)
-            if num_edges is not None and trains and passes.derives_twice and device.type == 'cpu':
+            if num_edges is not None and trains and passes.derives_twice:
                 _check_derives_twice(passes.plan, num_edges, device)
             seed = None
             if passes.plan.num_dropouts:

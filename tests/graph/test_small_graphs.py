@@ -279,11 +279,11 @@ def test_few_columns(
         assert why_pygs(layer) == ''
 
 
-def test_second_derivatives(limits: Callable[..., None]) -> None:
-    """PyG's code computes them on a CPU, as a call shows; what does not train has a kernel."""
+def test_second_derivatives(limits: Callable[..., None], device: torch.device) -> None:
+    """PyG's code computes them, as a call shows; what does not train has a kernel."""
     limits(few_edges=(0, 0))
-    layer, edge_index = Own(), torch.randint(NODES, (2, EDGES))
-    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
+    layer, edge_index = Own(), torch.randint(NODES, (2, EDGES), device=device)
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, device=device, requires_grad=True)
     found = []
     for reason in ('', SLOWER_TWICE):
         out = layer(x, edge_index)
