@@ -58,7 +58,8 @@ def product_of_2(a0, a1, b0, b1):
 # two (`scales`), one for each row of a tile and one for a parameter, make the largest number of a
 # row one from 2^13 to 2^14, and their inverses undo that in the result. What is not finite has no
 # say in them, for in `sizes`, twice the bits of a number without its sign, it wraps around. A sum
-# over edges has one power for all of them: `shares` are those of edges relative to the largest.
+# over edges has one power for all of them: `shares` are those of edges relative to the largest, as
+# two factors, one for each value, since one alone would often be less than float16 has.
 #
 # Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
 # key of a number has its row, then its place in the tile.
@@ -99,11 +100,18 @@ def joint(a, b):
 
 
 @triton.jit
+def power(exponent):
+    return (exponent << 23).to(tl.float32, bitcast=True).to(tl.float16)
+
+
+@triton.jit
 def shares(a, b):
     powers = tl.minimum(a * b, {2.0**126})
     most = tl.maximum(tl.max(powers, axis=0, keep_dims=True), {2.0**-126})
     inverse = ({254 << 23} - most.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-    return (powers * inverse).to(tl.float16), most
+    exponents = ((powers * inverse).to(tl.int32, bitcast=True) >> 23) + 127
+    first = exponents >> 1
+    return power(first), power(exponents - first), most
 
 
 @triton.jit

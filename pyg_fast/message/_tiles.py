@@ -384,10 +384,10 @@ class _Tiles(TileValues):
                 text = f'tl.dot(tl.trans({one}), {two})'
             else:
                 a, b = self._in_parts(one), self._in_parts(two)
-                self.lines.append(f'share{k}, most{k} = shares({a.down}, {b.down})')
-                turned = [f'tl.trans({part})' for part in a.parts]
-                shared = [f'{part} * share{k}' for part in b.parts]
-                text = f'{self._product_of_parts(turned, shared)} * most{k}'
+                self.lines.append(f'left{k}, right{k}, most{k} = shares({a.down}, {b.down})')
+                lefts = [f'tl.trans({part} * left{k})' for part in a.parts]
+                rights = [f'{part} * right{k}' for part in b.parts]
+                text = f'{self._product_of_parts(lefts, rights)} * most{k}'
             self._add_up(k, text, place, mask)
 
     def _add_vector(self, k: int, pairs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> None:

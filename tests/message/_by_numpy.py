@@ -27,8 +27,17 @@ class Block(np.ndarray):
     def to(self, dtype: Any, bitcast: bool = False) -> 'Block':
         if dtype in HALF:  # Held as float32.
             rounded = torch.from_numpy(np.asarray(self, np.float32)).to(HALF[dtype])
-            return rounded.float().numpy().view(Block)
-        return self.view(dtype) if bitcast else self.astype(dtype)
+            return rounded.float().numpy().view(Float16 if dtype == 'float16' else Block)
+        return (self.view(dtype) if bitcast else self.astype(dtype)).view(Block)
+
+
+class Float16(Block):
+    """Products of such numbers are rounded."""
+
+    def __mul__(self, other: Any) -> 'Block':
+        product = np.asarray(self) * np.asarray(other)
+        assert isinstance(other, Float16)
+        return product.view(Block).to('float16')
 
 
 HALF = {'bfloat16': torch.bfloat16, 'float16': torch.float16}

@@ -427,6 +427,27 @@ class Gap(MessagePassing):
         return self.lin((x_i - x_j).relu()).relu()
 
 
+@pytest.mark.parametrize('ratio', [1e2, 1e4])
+def test_gradients_of_channels_of_small_edges(ratio: float, device: torch.device) -> None:
+    """Nodes of two kinds have channels of their own, one kind larger; edges of both share tiles.
+    Gradients are larger, too, so those of the small kind are less by the square of the ratio."""
+    torch.manual_seed(1)
+    layer, index = Gap(24).to(device), (edges() // 2 * 2).to(device)
+    index[:, ::2] += 1
+    x = torch.randn(N, 24, device=device) * torch.tensor([ratio, 1.0], device=device).repeat(12)
+    x[::2, 1::2] = 0.0
+    x[1::2, ::2] = 0.0
+    found = []
+    fused = pyg_fast.accelerate(copy.deepcopy(layer))
+    for each, dtype in ((fused, x.dtype), (layer, torch.double)):
+        with on_tiles(device):
+            out = each.to(dtype)(x.to(dtype), index)
+            found.append(torch.autograd.grad(out.square().sum(), each.lin.weight)[0].double())
+    assert KERNEL in plan_of(fused)
+    largest = found[1].abs().amax(0)  # of each channel
+    torch.testing.assert_close(found[0] / largest, found[1] / largest, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize('value', [float('inf'), float('nan')])
 def test_gradient_of_a_parameter_where_an_edge_is_not_finite(
     value: float, device: torch.device
