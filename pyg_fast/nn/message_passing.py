@@ -52,7 +52,7 @@ from ._checks import (
     why_not_arguments,
     why_not_message,
 )
-from ._explain import check_edge_rows
+from ._explain import check_edge_rows, warn_of_columns
 from ._layer import (
     GIVEN,
     MADE,
@@ -339,11 +339,13 @@ class FusedPropagate(FusedLayer):
                 edge_index = plain
             edge_index = in_int64(edge_index)
             out = _direct.propagate(self, edge_index, size, kwargs)
-            if out is not None:
-                return out
-            if self.flow != 'source_to_target':
-                kwargs = _pairs_of(self, kwargs)
-            return self._fused_pygs(edge_index, size, kwargs)
+            if out is None:
+                if self.flow != 'source_to_target':
+                    kwargs = _pairs_of(self, kwargs)
+                out = self._fused_pygs(edge_index, size, kwargs)
+            if is_first:
+                warn_of_columns(self, out, edge_index, kwargs, stacklevel=3)
+            return out
         try:
             out = self._kernel(edge_index, size, kwargs)
             self._fused_note('')
