@@ -34,8 +34,8 @@ class LayerReport(NamedTuple):
     - **how** (str, optional): if that was ours: by a :obj:`"kernel"`, or over :obj:`"blocks"` of
       edges; for a layer that :func:`accelerate` has not replaced yet, that it has not; for a call
       without `propagate` that it ran :obj:`"nothing: ..."`
-    - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
-      compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
+    - **compiled** (str, optional): what runs the layer in code that :func:`torch.compile` compiled
+      last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
       :obj:`edge_index`, or made a new list in :obj:`forward`
     - **error** (str, optional): what the last eager call raised
