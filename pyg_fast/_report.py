@@ -65,8 +65,10 @@ class LayerReport(NamedTuple):
         ran_pygs = self.ran is not None and self.ran.startswith(PYGS)
         never = self.fused is None and self.reason is not None
         eager = PYGS if ran_pygs or never else self.how
+        if eager is None and self.error is not None:
+            eager = 'raised an error'
         if self.compiled is None:
-            return eager or ('no eager call yet' if self.error is None else 'raised an error')
+            return eager or 'no eager call yet'
         compiled = f'compiled: {self.compiled.partition(": ")[0]}'
         return compiled if eager is None else f'{eager}; {compiled}'
 

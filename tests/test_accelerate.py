@@ -869,6 +869,32 @@ def test_cures_fit_errors() -> None:
     assert pyg_fast.accelerate_report(Fails(None))[0].cure.startswith("aggr='sum' or another one")
 
 
+class Mine(Exception):
+    """No error of torch or Python."""
+
+
+@pytest.mark.parametrize('kind', [Mine, ZeroDivisionError, torch.OutOfMemoryError])
+def test_report_of_a_first_call_that_raised(kind: type[Exception]) -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise kind('too bad')
+
+    class Raises(Told):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=fails(x) if self.how else x)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Raises('a')), graph()
+    with pytest.raises(kind, match='^too bad$'):
+        layer(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert (report.runs_on, report.error) == ('raised an error', f'{kind.__name__}: too bad')
+    layer.how = ''
+    torch.compile(layer, backend='eager')(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.runs_on == "raised an error; compiled: PyG's code"
+    checkpoint(layer, x.requires_grad_(), edge_index, use_reentrant=False).sum().backward()
+    assert pyg_fast.accelerate_report(layer)[0].error is None
+
+
 def test_report_of_a_call_that_raised() -> None:
     class Raises(Told):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

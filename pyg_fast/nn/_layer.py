@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeGuard, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch._dynamo.comptime import ComptimeContext, comptime
 from torch.nn import Module
@@ -142,11 +143,14 @@ class FusedLayer(FusedModule, Mixin):
             return super().__call__(*args, **kwargs)
         try:
             out = super().__call__(*args, **kwargs)
-        except EXPLAINED as error:
+        except Exception as error:
             if isinstance(error, AttributeError) and self._fused_is_adopted():
                 _name_users_class(self, error)
-            found = explain(self, args, kwargs, error)
-            if '(strict=True)' not in str(error):  # That one is the report.
+            is_explained = isinstance(error, EXPLAINED)
+            found = explain(self, args, kwargs, error) if is_explained else None
+            # The backward pass of a checkpoint ends a call so, in between.
+            ends = type(error).__module__ == torch.utils.checkpoint.__name__
+            if '(strict=True)' not in str(error) and not ends:  # The former is the report.
                 self.__dict__['_last_error'] = first_line(found or error)
             if found is None:
                 raise
