@@ -195,8 +195,14 @@ class Case:
     def expected(self) -> tuple[Tensor, ...]:
         return self.step(PYG, torch.double)()
 
+    @functools.cached_property
+    def error_of_pyg(self) -> float:
+        return step_error(self.step(PYG)(), self.expected, TOLERANCE)
+
     def check(self, outputs: Sequence[Tensor]) -> float:
-        return step_error(outputs, self.expected, TOLERANCE)
+        """The error, of which twice that of PyG's layer in float32 is allowed: rounding decides on
+        which side of zero a ReLU is, and what is left of a row that nearly cancels."""
+        return step_error(outputs, self.expected, TOLERANCE) / max(1.0, 2 * self.error_of_pyg)
 
     def contenders(self) -> list[Contender]:
         names = [PLAIN, PREPARED, PLAIN + KERNEL, PREPARED + KERNEL, PYG]

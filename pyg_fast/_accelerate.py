@@ -19,7 +19,7 @@ from .nn import (
 from .nn._checks import NO_AGGREGATION
 from .nn._explain import check_init
 from .nn._layer import MADE, FusedModule
-from .nn.message_passing import fused_class, why_never
+from .nn.message_passing import fused_class, may_adopt, why_never
 from .ops._numbers import check_flag
 
 ModelT = TypeVar('ModelT', bound=Module)
@@ -46,7 +46,7 @@ def accelerate(
 
     The layers stay the same objects (only their class changes, as for lazy modules in PyTorch),
     and so do parameters, buffers, hooks and options: existing optimizers keep working, state_dict
-    and outputs stay the same. Layers with options that have no kernel are not changed.
+    and outputs stay the same. PyG's code runs layers with options that have no kernel.
 
     Args:
         model (torch.nn.Module): The model, or a single layer.
@@ -90,6 +90,7 @@ def accelerate(
     for conv, report in layers:
         # One without an aggregation gets errors that tell so.
         is_ours = report.fused is not None or report.reason == NO_AGGREGATION
+        is_ours = is_ours or (type(conv) not in _FUSED and _may_adopt(conv))
         if is_ours and not isinstance(conv, FusedModule):
             _class_for(type(conv))._fused_adopt(conv)
     _forget_check(model)
@@ -98,6 +99,10 @@ def accelerate(
     if verbose:
         print(_will_run(reports))
     return model
+
+
+def _may_adopt(module: Module) -> bool:
+    return isinstance(module, MessagePassing) and may_adopt(module)
 
 
 def _raise_where_pygs(reports: AccelerateReport) -> None:

@@ -208,13 +208,17 @@ def derive(
 
 
 def keeps_graph(edge_index: object) -> bool:
-    """Whether what was made of edges is kept on them, so that they are not sorted again."""
+    """Whether what was made of edges is kept on them, so that they are not sorted again; that of a
+    copy is made once."""
     if isinstance(edge_index, (PreparedGraph, BatchEdgeIndex)):
         return True
     if not isinstance(edge_index, EdgeIndex):
         return False
+    # What copies and `flip` take over of a prepared graph.
+    if edge_index._indptr is not None and edge_index._T_indptr is not None:
+        return True
     cache = cache_of(edge_index)
-    return len(cache.entries) > 0 or cache.hops is not None or flipped(edge_index) is not None
+    return len(cache.entries) > 0 or cache.hops is not None
 
 
 def requested_size(edge_index: Tensor, num_src: int, num_dst: int) -> RequestedSize:

@@ -233,7 +233,7 @@ def check_functions(graph: GraphModule) -> None:
                 'batch normalization in training mixes edges: LayerNorm does not'
                 + last_place(node.stack_trace or '')
             )
-        if _slices_by_a_size(node) or _is_cut_by_nodes(node):
+        if _slices_by_a_size(node):
             raise Refused('the number of edges or nodes is used as a number')
         if target is F.one_hot and not all(map(_converts, node.users)):
             raise Refused('one_hot without a conversion' + last_place(node.stack_trace or ''))
@@ -246,6 +246,9 @@ def check_functions(graph: GraphModule) -> None:
         if changes or isinstance(target, HigherOrderOperator):
             name = _IN_USERS_TERMS.get(name, name)
             raise Refused(f'{name} in message{last_place(node.stack_trace or "")}')
+        if _hides_a_size(node):
+            place = last_place(node.stack_trace or '')
+            raise Refused(f'the number of edges or nodes is used as a number{place}')
 
 
 def _slices_by_a_size(node: Node) -> bool:
@@ -259,16 +262,20 @@ def _slices_by_a_size(node: Node) -> bool:
     return any(isinstance(n, Node) for each in slices for n in (each.start, each.stop, each.step))
 
 
-def _is_cut_by_nodes(node: Node) -> bool:
-    """Whether a function takes a number of nodes as that of parts, as `chunk` does."""
-    name = str(getattr(node.target, '__name__', node.target))
-    if name.partition('.')[0] not in _CUTS:
+def _hides_a_size(node: Node) -> bool:
+    """Whether a function gets a number of edges or nodes, and its result may not show which: parts
+    of channels by `split` are all of them for any number that is large."""
+    if node.op not in ('call_function', 'call_method') or not node.users:
         return False
-    numbers = [*node.args[1:], *node.kwargs.values()]
-    return any(isinstance(each, Node) for each in numbers)
+    name = str(getattr(node.target, '__name__', node.target)).partition('.')[0]
+    shows = name in _SHOW_SIZES or node.target in _OF_SIZES
+    return not shows and any(map(_is_size, node.all_input_nodes))
 
 
-_CUTS = ('chunk', 'tensor_split', 'tril', 'triu', 'roll', 'topk', 'diagonal', 'unsafe_chunk')
+def _is_size(node: Node) -> bool:
+    """Whether a node is an integer; a graph of static sizes has no symbols for them."""
+    value = node.meta.get('example_value', node.meta.get('val'))
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _converts(node: Node) -> bool:
@@ -500,6 +507,15 @@ def _is_matrix(x: object) -> bool:
 
 
 FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
+# Functions that take a shape, by name.
+SIZE_FUNCTIONS = (
+    'new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 'expand',
+)  # fmt: skip
+# Results of these have the sizes that they get; so do the markers of inputs.
+_SHOW_SIZES = {
+    *SIZE_FUNCTIONS, *(each.__name__ for each in FACTORIES), 'Size', 'broadcast_to', 'unflatten',
+    'repeat', 'row', 'lift',
+}  # fmt: skip
 _IN_PLACE = (
     'iadd', 'isub', 'imul', 'itruediv', 'ifloordiv', 'ipow', 'imod', 'iand', 'ior', 'ixor',
     'setitem',

@@ -27,7 +27,7 @@ _BY_LINE = (
     (r'^aten\.scatter_add', r'\bdegree\(', _OF_DEGREES),
     (r'^a number that changes', r'\b(softmax|scatter)\(', _OF_COUNTS),
     (
-        r'^aten\.arange',
+        r'^aten\.arange|^the number of edges or nodes is used',
         r'\[.*\barange\(|\barange\((len\(|\w+\.(size\(0\)|shape\[0\]))',
         _OF_CHOICES,
     ),

@@ -592,7 +592,7 @@ class Entry:
                 _check_several_blocks(passes.plan, num_edges, device)
             if num_edges is not None and is_slower_in_tiles(passes, num_edges, trains, device):
                 raise InMemory(SLOWER_IN_TILES)
-            if num_edges is not None and trains and passes.derives_twice and device.type == 'cpu':
+            if num_edges is not None and trains and passes.derives_twice:
                 _check_derives_twice(passes.plan, num_edges, device)
             seed = None
             if passes.plan.num_dropouts:
@@ -709,7 +709,9 @@ def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> N
     """Raises :class:`InMemory` where PyG's code is faster, as its tensors fit into memory."""
     most, what = edges_per_block(plan, device), _what_has_no_tiles(plan)
     if num_edges <= most:
-        raise InMemory(f'{what} runs over blocks of {most} edges, and there are {num_edges}')
+        raise InMemory(
+            f'{what} runs over blocks of {most} edges to save memory, and there are {num_edges}'
+        )
     if runs_pygs_code() and fits_memory(plan, num_edges, device):
         raise InMemory(
             f'{what} runs over blocks only where tensors of all edges do not fit into memory'

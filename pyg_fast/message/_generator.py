@@ -385,7 +385,9 @@ class Generator:
         out: Block | None = None
         for arg, begin, end in parts:
             test = f'(({place.text()} ) >= {begin}) & (({place.text()} ) < {end})'
-            inner = (*index[:dim], place.plus(Index((), -begin)), *index[dim + 1 :])
+            # Of a part of one number no other is meant where the test holds.
+            part = place.plus(Index((), -begin)) if end - begin > 1 else Index()
+            inner = (*index[:dim], part, *index[dim + 1 :])
             block = self.value(arg, inner, f'{guard} & {test}' if guard else test)
             if out is None:
                 out = block

@@ -518,6 +518,9 @@ class _MapPusher:
             inner = p[args[0]]
             parts = [p.detach(arg) for arg in inner.args]
             return self.push(p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype), weight)
+        if value.op == 'cast' and p[args[0]].op == 'lookup':  # As of `one_hot`.
+            (table, index), (wraps, *_) = p[args[0]].args, p[args[0]].attrs
+            return self.push(p.lookup(p.cast(table, value.dtype), index, wraps), weight)
         if value.op == 'cast' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
             inner = p[args[0]]
             parts = [p.cast(arg, value.dtype) for arg in inner.args]

@@ -20,6 +20,7 @@ from torch.fx.node import Argument
 from . import _markers
 from ._capture import (
     FACTORIES,
+    SIZE_FUNCTIONS,
     CapturedMessage,
     SizedInterpreter,
     capture_twice,
@@ -358,6 +359,8 @@ class Region:
         graph = FxGraph()
         edges, num_nodes = graph.placeholder('edges'), graph.placeholder('nodes')
         num_edges = graph.call_method('size', (edges, 0))
+        num_edges.meta['val'] = fake_of(self.index).shape[0]
+        num_nodes.meta['val'] = fake_of(self.num_dst)
         inputs: list[RegionInput] = []
         copies: dict[Node, Any] = {}
         fixed = {
@@ -435,7 +438,7 @@ class Region:
         valid for these anyway."""
         name = str(getattr(node.target, '__name__', node.target))
         makes, place = node.target in FACTORIES, int(node.target not in FACTORIES)
-        if not (makes or name in _SIZE_FUNCTIONS) or len(node.args) <= place:
+        if not (makes or name in SIZE_FUNCTIONS) or len(node.args) <= place:
             return
         count, total = fake_of(self.index).shape[0], fake_of(self.num_dst)
 
@@ -459,7 +462,3 @@ class Region:
 
 _LOOK_UPS = (torch.nn.functional.embedding, torch.embedding, torch.ops.aten.embedding.default)
 _SUMS = (operator.add, torch.add, operator.iadd, torch.ops.aten.add.Tensor)
-# Functions that take a shape.
-_SIZE_FUNCTIONS = (
-    'new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 'expand',
-)  # fmt: skip

@@ -78,9 +78,7 @@ def _variance_cpu(
     return [*others, var.to(getattr(torch, pass_.outs[-1].dtype))], [*chosen[:-2], mean]
 
 
-SLOWER_TWICE = (
-    "on a CPU the derivative of a kernel's derivative takes longer than that of PyG's code"
-)
+SLOWER_TWICE = "the derivative of a kernel's derivative takes longer than that of PyG's code"
 SLOWER_IN_TILES = (
     'the backward pass would compute the linear maps of each edge again, which takes longer than '
     'to keep their values'

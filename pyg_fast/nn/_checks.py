@@ -251,17 +251,21 @@ def why_never_message(
         reads: The result of :func:`why_not_arguments`.
         replaced: The `propagate` that a fused class replaces.
     """
-    own, cls = conv.__dict__, type(conv)
+    reason = why_patched(conv, replaced) or reads
+    if reason is not None:
+        return reason
+    if conv._decomposed_layers != 1:
+        return f'decomposed_layers={conv._decomposed_layers}'
+    return why_not_aggregation(aggr) if type(conv).aggregate is MessagePassing.aggregate else None
+
+
+def why_patched(conv: MessagePassing, replaced: Callable[..., object]) -> str | None:
+    """Why a layer is left as it is: its own code stands where ours would."""
+    own = conv.__dict__
     for name in METHODS:
         if name in own and not (name == 'propagate' and has_pygs(conv, name)):  # an explainer's
             return f'its {name} is patched'
-    if not is_pygs(replaced):
-        return 'its propagate is overridden'
-    if reads is not None:
-        return reads
-    if conv._decomposed_layers != 1:
-        return f'decomposed_layers={conv._decomposed_layers}'
-    return why_not_aggregation(aggr) if cls.aggregate is MessagePassing.aggregate else None
+    return None if is_pygs(replaced) else 'its propagate is overridden'
 
 
 def forwards_propagate(cls: type[MessagePassing]) -> bool:

@@ -22,7 +22,8 @@ from torch_geometric.nn import MessagePassing
 
 from ..errors import DeviceError, DtypeError, EdgesError, IndicesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
-from ..ops._edges import check_edge_index, raise_index_error
+from ..ops._edges import check_edge_index, is_capturing, is_list, raise_index_error
+from ..ops._transforms import transforms_traced
 
 # What torch says of two sizes that must be the same.
 TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
@@ -119,13 +120,6 @@ def _names(values: Mapping[str, object]) -> str:
     return ', '.join(f"'{name}'" for name in values) or 'none'
 
 
-def _is_list(value: object) -> bool:
-    """Whether a value has the form of a list of edges."""
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.dim() != 2:
-        return False
-    return value.size(0) == 2 and value.dtype in (torch.int64, torch.int32)
-
-
 # Whose error it is --------------------------------------------------------------------------------
 
 
@@ -201,7 +195,7 @@ def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> Non
 def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text: str) -> None:
     """Raises for features in the place of edges."""
     edges, names = _of_propagate(frames, 'edge_index'), list(given)
-    others = [k for k, v in given.items() if _is_list(v) and not k.startswith('edge')]
+    others = [k for k, v in given.items() if is_list(v) and not k.startswith('edge')]
     for name, value in given.items() if others else ():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             continue
@@ -239,14 +233,36 @@ def _check_sizes(
             f"'size' of propagate must be a pair of the numbers of sources and destinations, got "
             f'{type(size).__name__}{cure if isinstance(size, Tensor) else ""}'
         )
-    if type(size) is not torch.Size or not any(words in text for words in _BEYOND):
-        return
-    for name, value in propagated(frames).items():
+    error = _error_of_shape(conv, size, propagated(frames))
+    if error is not None and any(words in text for words in _BEYOND):
+        raise error
+
+
+def _error_of_shape(conv: Any, size: object, kwargs: Mapping[str, object]) -> ValueError | None:
+    """The error for a `size` that is the shape of features."""
+    for name, value in kwargs.items() if type(size) is torch.Size else ():
         if isinstance(value, Tensor) and value.shape == size and conv.node_dim in (0, -2):
-            raise ValueError(
+            return ValueError(
                 f"'size' of propagate must be a pair of the numbers of sources and destinations, "
                 f"got {tuple(size)}, which is the shape of '{name}'"
             )
+    return None
+
+
+def check_size(
+    conv: MessagePassing, edge_index: object, size: torch.Size, kwargs: Mapping[str, object]
+) -> None:
+    """Raises for a `size` that is the shape of features and has too few destinations, before PyG's
+    code would stop a GPU."""
+    error = _error_of_shape(conv, size, kwargs)
+    own = type(conv).aggregate is not MessagePassing.aggregate
+    if error is None or own or conv.flow != 'source_to_target' or transforms_traced():
+        return
+    if type(edge_index) is not Tensor or not is_list(edge_index) or edge_index.numel() == 0:
+        return
+    count = size[1] if len(size) > 1 else 0
+    if size[0] != count and not is_capturing(edge_index) and int(edge_index[1].max()) >= count:
+        raise error
 
 
 def _check_ends(conv: Any, frames: Sequence[FrameType], text: str) -> None:
@@ -448,7 +464,7 @@ def check_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None
         if name in read_by(conv) and isinstance(value, Tensor) and value.dim() > 0
         and value.size(0) == other
     }  # fmt: skip
-    changed = [k for k, v in given.items() if _is_list(v) and v.size(1) == other]  # type: ignore[attr-defined]
+    changed = [k for k, v in given.items() if is_list(v) and v.size(1) == other]
     if len(values) == 1:
         ((name, value),) = values.items()
         cure = f": 'forward' has changed '{changed[0]}', as add_self_loops does" if changed else ''
@@ -594,7 +610,7 @@ def check_linear(given: Mapping[str, object], error: Exception) -> None:
             continue
         for name, each in given.items():
             is_it = isinstance(each, Tensor) and each.data_ptr() == value.data_ptr() != 0
-            if is_it and not value.is_floating_point() and not _is_list(each):
+            if is_it and not value.is_floating_point() and not is_list(each):
                 raise DtypeError(
                     f"'{name}' must hold floating-point numbers, got {value.dtype}: {name}.float()"
                 )

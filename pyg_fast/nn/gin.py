@@ -78,6 +78,7 @@ class FusedGINConv(FusedReduce, GINConv):
             return self._of_aggregated(x, edge_index)
         plain = self._few_edges(x, edge_index)
         if plain is not None:
+            size = size if plain is edge_index else None  # PyG reads none beside an EdgeIndex.
             few = self._propagate_few(x, plain, size)
             if few is None:
                 return self._by_pyg(x, plain, size)

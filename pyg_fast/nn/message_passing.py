@@ -34,6 +34,7 @@ from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
 from ..message._inputs import check_inputs
 from ..message._plan import Plan
 from ..message._rows import put_in
+from ..ops._edges import is_list
 from ..ops._numbers import check_flag
 from ..ops._transforms import transforms_traced
 from ..sparse.graph import Graph
@@ -51,8 +52,10 @@ from ._checks import (
     why_never_message,
     why_not_arguments,
     why_not_message,
+    why_patched,
 )
 from ._explain import check_edge_rows, warn_of_columns
+from ._explain_own import check_size
 from ._layer import (
     ARGUMENTS,
     GIVEN,
@@ -109,9 +112,16 @@ def _with_plain_list(
         return x, edge_index, *more
     plain = edge_index.as_tensor()
     is_refused = entry is not None and entry.last is None and bool(entry.refused)
+    is_refused = is_refused or _is_never_fused(conv)
     runs_pygs = has_few_edges(plain, width, 'prepared message') or (is_refused and plain.is_cpu)
     fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
     return x, plain if fits and runs_pygs else edge_index, *more
+
+
+def _is_never_fused(conv: MessagePassing) -> bool:
+    """Whether PyG's code runs for every input of a layer, as was known when it became ours."""
+    is_own = type(conv)._kernel is FusedPropagate._kernel
+    return is_own and conv._marks is None and conv._fused_is_adopted()
 
 
 def _is_pygs(conv: MessagePassing) -> bool:
@@ -123,15 +133,11 @@ def _takes_a_list(conv: MessagePassing) -> bool:
     """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
     own = conv.__dict__
     if '_takes_a_list' not in own:
-        own['_takes_a_list'] = _is_pygs(conv) or reads_a_list(conv)
+        # A list does not tell the sizes of both ends.
+        read = conv.inspector.get_flat_param_names(['message', 'aggregate', 'update'])
+        is_same = 'size' not in read and (_is_pygs(conv) or reads_a_list(conv))
+        own['_takes_a_list'] = is_same
     return bool(own['_takes_a_list'])
-
-
-def _is_list(value: object) -> bool:
-    """Whether an argument of a layer may be a list of edges."""
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        return False
-    return value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:
@@ -286,9 +292,9 @@ class FusedPropagate(FusedLayer):
         sorts, (args, kwargs) = '', own.get('_call', ((), {}))
         given = (*args, *kwargs.values())
         if any(each is edge_index for each in given):
-            sorts = GIVEN if type(edge_index) is Tensor and _is_list(edge_index) else ''
+            sorts = GIVEN if type(edge_index) is Tensor and is_list(edge_index) else ''
         # PyG's layers have options that keep such a list, users change their own `forward`.
-        elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(_is_list, given)):
+        elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(is_list, given)):
             sorts = MADE
         if sorts or '_call' not in own or '_last_sorted' not in own:
             own['_last_sorted'] = sorts
@@ -324,6 +330,10 @@ class FusedPropagate(FusedLayer):
             own['_on_gpu'], own['_columns'] = on_gpu, _width(self.node_dim, kwargs)
             own['_width'] = _width_for_limits(self, None, on_gpu)
         reason, plain = None, edge_index
+        if '_listed' in own and own['_listed'][0] is edge_index:
+            size = own['_listed'][1]
+        elif type(size) is torch.Size:
+            check_size(self, edge_index, size, kwargs)
         # PyG's code takes longer for one. A prepared graph has no list yet.
         if has_list(edge_index):
             plain = edge_index.as_tensor()
@@ -332,7 +342,8 @@ class FusedPropagate(FusedLayer):
             kind = 'prepared message' if keeps_graph(edge_index) else 'message'
             few = has_few_edges(plain, own['_width'], kind)
             # Whether a message is an MLP is known once it was captured.
-            if few and ('_fused_entry' in own or not _may_be_wider(self, plain, kind)):
+            is_known = '_fused_entry' in own or _is_never_fused(self)
+            if few and (is_known or not _may_be_wider(self, plain, kind)):
                 reason = reason_of(plain.size(1))
             elif has_few_columns(plain, kind, own.get('_work')):
                 reason = f'{own["_work"].columns} columns{TOO_FEW}'
@@ -343,8 +354,7 @@ class FusedPropagate(FusedLayer):
             if is_first:
                 tell(self, BySize(reason))
             if plain is not edge_index:
-                size = edge_index.sparse_size() if size is None else size
-                edge_index = plain
+                size, edge_index = edge_index.sparse_size(), plain  # PyG reads no other of one.
             edge_index = in_int64(edge_index)
             out = _direct.propagate(self, edge_index, size, kwargs)
             if out is None:
@@ -373,8 +383,7 @@ class FusedPropagate(FusedLayer):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
         elif plain is not edge_index and not plain.is_cuda and not _reads_ptr(self):
             # PyG's code takes longer for an EdgeIndex than for its list.
-            size = edge_index.sparse_size() if size is None else size
-            edge_index = plain
+            size, edge_index = edge_index.sparse_size(), plain
         return self._fused_pygs(edges_for_pyg(edge_index), size, kwargs)
 
     def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, object]) -> Tensor:
@@ -390,7 +399,10 @@ class FusedPropagate(FusedLayer):
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]):
+            given: Any = args[1]
             args = _with_plain_list(self, *args)
+            if args[1] is not given:
+                own['_listed'] = args[1], given.sparse_size()
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:
             args = tuple([readable(x) if type(x) is EdgeIndex else x for x in args])
@@ -413,8 +425,8 @@ class FusedPropagate(FusedLayer):
             raise
         finally:
             del own['_call']
-            own.pop('_graphs', None)
-            own.pop('_watched', None)
+            for name in ('_graphs', '_watched', '_listed'):
+                own.pop(name, None)
 
     def __getstate__(self) -> dict[str, object]:
         state = dict(self.__dict__)
@@ -498,13 +510,23 @@ def mark(conv: MessagePassing) -> None:
 
 def why_never(conv: MessagePassing) -> str | None:
     """Why PyG's code would run for every input of a layer, of ours or not yet."""
-    cls, reads = type(conv), why_not_arguments(conv)
-    replaced: Callable[..., object] = cls.propagate
+    return why_never_message(conv, conv.aggr_module, why_not_arguments(conv), _replaced(conv))
+
+
+def may_adopt(conv: MessagePassing) -> bool:
+    """Whether a layer may become one of ours: also where PyG's code runs it for every input, which
+    then takes less time for the edges of a prepared graph."""
+    return why_patched(conv, _replaced(conv)) is None
+
+
+def _replaced(conv: MessagePassing) -> Callable[..., object]:
+    """The `propagate` of a layer that ours replaces, or would."""
+    cls = type(conv)
     if issubclass(cls, FusedPropagate):
-        replaced = cls._fused_replaced()
-    elif forwards_propagate(cls) and conv.flow == 'source_to_target':
-        replaced = PROPAGATE
-    return why_never_message(conv, conv.aggr_module, reads, replaced)
+        return cls._fused_replaced()
+    if forwards_propagate(cls) and conv.flow == 'source_to_target':
+        return PROPAGATE
+    return cls.propagate
 
 
 def why_not(
@@ -886,4 +908,4 @@ def _remade(base: type) -> FusedPropagate:
     return object.__new__(fused_class(base))
 
 
-__all__ = ['FusedMessagePassing', 'FusedPropagate', 'fused_class']
+__all__ = ['FusedMessagePassing', 'FusedPropagate', 'fused_class', 'may_adopt']

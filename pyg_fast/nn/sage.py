@@ -79,6 +79,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             return self._of_aggregated(x, edge_index)
         plain = self._few_edges(x, edge_index)
         if plain is not None:
+            size = size if plain is edge_index else None  # PyG reads none beside an EdgeIndex.
             return self._of_few_edges(x, plain, size)
         to = self._neighbours(x, edge_index, size)
         if to is None:

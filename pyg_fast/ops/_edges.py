@@ -1,6 +1,7 @@
 """A plain edge_index and its checks."""
 
 import ctypes
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -27,6 +28,13 @@ def check_edge_index(edge_index: Tensor) -> None:
         raise ValueError(
             f"'edge_index' must have shape [2, num_edges], got {list(edge_index.shape)}{cure}"
         )
+
+
+def is_list(value: object) -> TypeGuard[Tensor]:
+    """Whether a value has the form of a list of edges."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.dim() == 2 and value.size(0) == 2 and value.dtype in _INDEX_DTYPES
 
 
 def kernel_index(edge_index: Tensor) -> Tensor:

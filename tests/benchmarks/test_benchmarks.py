@@ -337,6 +337,24 @@ def test_few_edges(tmp_path: Path) -> None:
         assert cell['results']['ours, prepared, kernels']['error'] <= 1
 
 
+def test_few_edges_are_compared(harness) -> None:
+    from benchmarks import few_edges
+
+    case = few_edges.Case(few_edges.EdgeMLP, 60, 3, torch.device('cpu'))
+    case.calls = 1
+    outputs = case.step(few_edges.PREPARED)()
+    assert case.check(outputs) <= 1
+    for place, t in enumerate(outputs):
+        wrong = t + t.norm() * 1e-2
+        changed = [*outputs[:place], wrong, *outputs[place + 1 :]]
+        assert (case.check(changed) <= 1) == (not t.any())  # Features of edges have no gradient.
+    # As exact as PyG's layer is enough, and no more than twice its error.
+    loose = [t * (1 + 2e-4) for t in outputs]
+    for error, fits in ((0.9, False), (1.1, True)):
+        case.error_of_pyg = error
+        assert (case.check(loose) <= 1) == fits
+
+
 def test_attention(
     tmp_path: Path, compiled: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,9 +224,10 @@ def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) 
     layer = Own().to(device)
     layer(x.to(device), edge_index.to(device))
     assert 'few' in why_pygs(layer)
-    data = ToCSR()(Data(edge_index=edge_index, num_nodes=NODES)).to(device)
-    layer(x.to(device), data.edge_index)
-    assert why_pygs(layer) == ''
+    data = ToCSR()(Data(edge_index=edge_index, num_nodes=NODES))
+    for graph in (data.edge_index, copy.deepcopy(data).edge_index):
+        layer(x.to(device), graph.to(device))
+        assert why_pygs(layer) == ''
     if device.type == 'cpu':
         limits(few_edges=(EDGES * WIDTH * 5, 0))
         mlp = Sequential(Linear(2 * WIDTH, 4), ReLU(), Linear(4, 4))
@@ -278,11 +279,11 @@ def test_few_columns(
         assert why_pygs(layer) == ''
 
 
-def test_second_derivatives(limits: Callable[..., None]) -> None:
-    """PyG's code computes them on a CPU, as a call shows; what does not train has a kernel."""
+def test_second_derivatives(limits: Callable[..., None], device: torch.device) -> None:
+    """PyG's code computes them, as a call shows; what does not train has a kernel."""
     limits(few_edges=(0, 0))
-    layer, edge_index = Own(), torch.randint(NODES, (2, EDGES))
-    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
+    layer, edge_index = Own(), torch.randint(NODES, (2, EDGES), device=device)
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, device=device, requires_grad=True)
     found = []
     for reason in ('', SLOWER_TWICE):
         out = layer(x, edge_index)

@@ -15,6 +15,9 @@ import pyg_fast
 from tests._compiled import Backend
 from tests._report import why_pygs
 
+from ._by_numpy import by_numpy
+from ._parts import divide_rows
+
 INF, NAN = math.inf, math.nan
 Operation = Callable[[Tensor], Tensor]
 
@@ -175,6 +178,16 @@ def test_binary(name: str, dtype: torch.dtype, exact: float, device: torch.devic
     edges = torch.randint(9, (2, 40), device=device)
     x, y = torch.randn(2, 9, 4, dtype=dtype, device=device)
     check(BINARY[name], (edges, x, y, exact * 10))
+
+
+@pytest.mark.parametrize('name', ['index of channels', 'index of matrices', 'cumsum', 'roll'])
+def test_channels_by_numpy(name: str) -> None:
+    """The kernels of a GPU, where the axes of a pass may be those of another view."""
+    pytest.importorskip('triton')
+    edges = torch.randint(9, (2, 40))
+    x, y = torch.randn(2, 9, 4, dtype=torch.float64)
+    with by_numpy(divide_rows):
+        check(BINARY[name], (edges, x, y, 1e-11))
 
 
 @pytest.mark.parametrize(('dtype', 'exact'), DTYPES)
@@ -391,3 +404,4 @@ def test_tensors_of_numbers(
         assert backend.kernels == backend.frames > 0
     else:
         assert not ours.plan.startswith("PyG's"), ours.plan
+        assert ' mm ' not in ours.plan  # It looks rows of the weight up.

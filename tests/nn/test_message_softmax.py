@@ -562,6 +562,7 @@ def test_a_number_of_nodes_of_the_layer(device: torch.device) -> None:
 CUTS: dict[str, Callable[..., Tensor]] = {
     'slice': lambda x, count: x[:, :count], 'chunk': lambda x, count: x.chunk(count, -1)[0],
     'narrow': lambda x, count: x.narrow(1, 0, count),
+    'split': lambda x, count: x.split(count, -1)[0],
 }  # fmt: skip
 
 
@@ -593,15 +594,19 @@ def test_a_number_that_is_that_of_nodes_by_chance(kind: str, device: torch.devic
 
 class CutByNodes(Cut):
     def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
-        return softmax((x_i * x_j).sum(-1), index).view(-1, 1) * x_j[:, :size_i]
+        return softmax((x_i * x_j).sum(-1), index).view(-1, 1) * CUTS[self.kind](x_j, size_i)
 
 
 class PlainCutByNodes(CutByNodes):
     propagate = MessagePassing.propagate
 
 
-def test_a_slice_by_the_number_of_nodes(device: torch.device) -> None:
-    convs = CutByNodes(), PlainCutByNodes()
+@pytest.mark.parametrize('kind', ['slice', 'chunk', 'split'])
+def test_a_cut_by_the_number_of_nodes(kind: str, device: torch.device) -> None:
+    """A graph of more nodes than channels does not tell."""
+    convs: Any = CutByNodes(), PlainCutByNodes()
+    for conv in convs:
+        conv.kind = kind
     for num_nodes in (N, 4):
         x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
         compared(convs, x, torch.randint(num_nodes, (2, E), device=device))

@@ -1,5 +1,6 @@
 """Whether a layer's forward may get the list of a prepared graph."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from tests.nn._layers import N, graph
 
 
 class Layer(MessagePassing):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, aggr: str = 'sum') -> None:
+        super().__init__(aggr)
         self.lin = torch.nn.Linear(8, 8)
         self.seen: list[Tensor] = []
 
@@ -163,3 +164,52 @@ def test_what_is_refused_gets_the_list() -> None:
     for _ in range(2):
         layer(torch.rand(N, 8), prepared.edge_index)
     assert [type(each) for each in layer.seen] == [ReadableEdgeIndex, Tensor]
+
+
+@pytest.mark.parametrize('aggr', ['mul', 'median'])
+def test_layers_without_a_kernel_get_the_list(aggr: str, device: torch.device) -> None:
+    """PyG's code runs them for every input, and takes longer for an EdgeIndex."""
+    prepared = ToCSR()(Data(edge_index=graph(device), num_nodes=N)).edge_index
+    theirs = Degrees(aggr).to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    x = torch.rand(N, 8, device=device)
+    expected = theirs(x, prepared.as_tensor())
+    for size in ('pyg', 'kernel'):
+        with pyg_fast.small_graphs(size):
+            for _ in range(2):
+                torch.testing.assert_close(ours(x, prepared), expected)
+    other = Tensor if device.type == 'cpu' else ReadableEdgeIndex
+    assert [type(each) for each in ours.seen] == [ReadableEdgeIndex, Tensor, other, other]
+    (report,) = pyg_fast.accelerate_report(ours)
+    assert report.fused is None
+    assert report.ran == f"PyG's code: {report.reason}"
+    assert type(pyg_fast.restore(ours)) is Degrees
+
+
+class OfSizes(Degrees):
+    def message(self, x_j: Tensor, size: list[int], index: Tensor) -> Tensor:
+        assert type(index) is Tensor
+        return x_j * size[1]
+
+
+class TimesN(Degrees):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * N
+
+
+def test_sizes_are_those_of_the_graph() -> None:
+    """Of its list only `propagate` would know them, but not of another list."""
+    prepared = ToCSR()(Data(edge_index=graph(torch.device('cpu')), num_nodes=N)).edge_index
+    ours, theirs = pyg_fast.accelerate(OfSizes()), TimesN()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.rand(N, 8)
+    for size in ('pyg', 'kernel'):
+        with pyg_fast.small_graphs(size):
+            for _ in range(2):
+                torch.testing.assert_close(ours(x, prepared), theirs(x, prepared))
+
+
+def test_patched_layers_stay() -> None:
+    layer = Degrees('median')
+    layer.message = lambda x_j: 2 * x_j  # type: ignore[method-assign, assignment]
+    assert type(pyg_fast.accelerate(layer)) is Degrees

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -920,6 +921,44 @@ def test_own_layer_names_what_it_forgets(
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
 
 
+class Sized(pyg.MessagePassing):
+    """Passes a `size` on to `propagate`."""
+
+    def forward(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, size=size)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.sigmoid()
+
+
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+@pytest.mark.parametrize(
+    'make',
+    [Sized, lambda: pyg.SAGEConv(IN, 4), lambda: pyg.GraphConv(IN, 4)],
+    ids=['own', 'SAGEConv', 'GraphConv'],
+)
+def test_a_prepared_graph_has_a_size(
+    device: torch.device, make: Callable[[], torch.nn.Module], how: str
+) -> None:
+    """PyG reads no other beside an EdgeIndex, nor do kernels."""
+    data, conv = small_graph(device), make().to(device)
+    prepared, _ = prepare_edge_index(data.edge_index, (NODES, NODES))
+    fast, expected = accelerate(copy.deepcopy(conv)), conv(data.x, prepared)
+    with small_graphs(how):
+        for size in ((NODES, 12), (NODES, NODES + 1), (12, NODES), (NODES, None), data.x.size()):
+            torch.testing.assert_close(fast(data.x, prepared, size=size), expected)
+
+
+def test_a_size_that_fits_by_chance(device: torch.device) -> None:
+    """The shape of features is a size like any other where the edges fit it."""
+    x = torch.randn(NODES, IN, device=device)
+    edges = torch.stack([torch.arange(NODES), torch.arange(NODES) % IN]).to(device)
+    conv = Sized()
+    out = accelerate(Sized())(x, edges, x.size())
+    assert out.size(0) == IN
+    torch.testing.assert_close(out, conv(x, edges, (NODES, IN)))
+
+
 class Kinds(pyg.MessagePassing):
     """With embeddings of nodes and edges."""
 
@@ -1092,8 +1131,9 @@ def test_own_layer_names_what_forward_makes(device: torch.device, raises: Any, h
                 layer(data.x, edges, kind)
 
 
-def test_types_that_are_a_column_are_named(raises: Any) -> None:
-    """Rows of a table by them are as many as the square of the edges."""
+def test_types_that_are_a_column_are_named() -> None:
+    """Rows of a table by them are as many as the square of the edges: of so many edges these need
+    more memory than a process can address, whatever its machine promises."""
 
     class Columns(pyg.MessagePassing):
         def __init__(self) -> None:
@@ -1122,8 +1162,10 @@ def test_types_that_are_a_column_are_named(raises: Any) -> None:
             conv(x, *given)
             accelerate(Columns())(x, given[0], given[1].view(-1))
     with small_graphs('kernel'):
-        count = 10**6
-        with raises(ValueError, match=r"'kind' must have shape \[num_edges\].*: kind.view\(-1\)"):
+        count = math.isqrt(2**48 // (4 * IN))
+        with pytest.raises(
+            ValueError, match=r"'kind' must have shape \[num_edges\].*: kind.view\(-1\)"
+        ):
             conv(x, torch.zeros(2, count, dtype=torch.int64), torch.zeros(count, 1).long())
 
 
