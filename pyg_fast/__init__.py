@@ -15,12 +15,15 @@ from ._capture import CapturedStep, capture
 from ._choose_k import choose_k
 from ._choose_num_samples import choose_num_samples
 from ._compile import compile, export
+from ._lazy import placed as _placed
 from ._memory_estimate import MemoryEstimate, memory_estimate
 from ._report import LayerReport
 from .graph.small_graphs import small_graphs
 from .ops import with_cuda
 
 _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
+
+__getattr__ = _placed(__name__, ['nn', 'loader', 'transforms', 'graph', 'ops', 'errors'])
 
 __all__ = [
     'Benchmark', 'CapturedBatchStep', 'CapturedInference', 'CapturedStep', 'LayerReport',

@@ -15,7 +15,7 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
-from ._compiled_layers import LayerNotes
+from ._compiled_layers import LayerNotes, note_alike
 from ._small_tables import decompositions
 from .errors import OptionError
 from .graph.graph import prepare_for_compiled
@@ -82,7 +82,17 @@ def compile(
         ),
     )
     compiled.register_forward_pre_hook(prepare, with_kwargs=True)
+    compiled.register_forward_hook(_note_layers)
     return compiled
+
+
+def _note_layers(module: Module, *_: object) -> None:
+    """Notes what has run layers that were not traced, after the first call."""
+    if not torch.compiler.is_compiling():
+        note_alike(module)
+        hooks = module._forward_hooks
+        for key in [key for key, hook in hooks.items() if hook is _note_layers]:
+            del hooks[key]
 
 
 def _check_mode(mode: str | None) -> None:

@@ -1,16 +1,14 @@
 """Notes on layers what runs them in compiled code, for reports."""
 
 from collections.abc import Iterator
-from typing import cast
+from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 from .nn._checks import HOOKED
-from .nn._layer import FusedLayer, FusedModule
+from .nn._layer import ARGUMENTS, FusedLayer, FusedModule, traced
 from .nn._modules import hooks_of
-
-_ARGUMENTS = 'in compiled code no kernel takes its arguments'
 
 
 class LayerNotes:
@@ -19,13 +17,8 @@ class LayerNotes:
     layers hold it, and no tensor."""
 
     def __init__(self) -> None:
-        variables, owner = _variables_of_frame()
-        layers = (
-            layer for value in variables
-            if issubclass(type(value), Module)  # A proxy may raise an error when asked its class.
-            for layer in cast('Module', value).modules() if isinstance(layer, FusedModule)
-        )  # fmt: skip
-        self._layers = {str(id(layer)): layer for layer in layers}
+        owner = _owner_of_frame()
+        self._layers = {str(key): layer for key, layer in traced.items()}
         # A frame of a layer itself has no stack of modules.
         self._root = str(id(owner)) if str(id(owner)) in self._layers else None
         self._found: dict[str, str] = {}
@@ -45,7 +38,7 @@ class LayerNotes:
         for key in others - kernels:
             layer = self._layers[key]
             hooked = isinstance(layer, FusedLayer) and any(hooks_of(vars(layer)))
-            reason = HOOKED if hooked else _ARGUMENTS
+            reason = HOOKED if hooked else ARGUMENTS
             self._found[key] = type(layer)._fused_why_never(layer) or reason
         for key in kernels:
             self._found[key] = ''
@@ -77,17 +70,34 @@ def _nodes_of(module: GraphModule) -> Iterator[Node]:
             yield from part.graph.nodes
 
 
-def _variables_of_frame() -> tuple[list[object], object]:
-    """The variables of the frame that Dynamo compiles, global ones too; and the module of which it
-    is: `self`, or the first layer where a frame goes on after a graph break. None of them if torch
-    lacks the private name that tells, or compiles no frame."""
+# What ran in compiled code, by the class of the layer.
+_noted: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
+
+
+def note_alike(model: Module) -> None:
+    """Notes what runs layers of a compiled model that Dynamo has not traced: it runs the code of
+    one model for another, too, if they are alike. Layers of a class of which some run otherwise
+    than others have no note."""
+    layers = [layer for layer in model.modules() if isinstance(layer, FusedModule)]
+    for layer in layers:
+        if layer._last_compiled is not None:
+            _noted.setdefault(type(layer), set()).add(layer._last_compiled)
+    for layer in layers:
+        known = _noted.get(type(layer), set())
+        if layer._last_compiled is layer._last_run is None and len(known) == 1:
+            layer.__dict__['_last_compiled'] = next(iter(known))
+
+
+def _owner_of_frame() -> object:
+    """The module of the frame that Dynamo compiles: `self`, or the first layer where a frame goes
+    on after a graph break. None if torch lacks the private name that tells, or compiles no
+    frame."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
-        output = InstructionTranslator.current_tx().output
-        local, everywhere = output.local_scope, output.global_scope
+        local = InstructionTranslator.current_tx().output.local_scope
     except (ImportError, AttributeError):
-        return [], None
+        return None
+    # A proxy may raise an error when asked its class.
     first = (x for x in local.values() if issubclass(type(x), FusedModule))
-    owner = local['self'] if 'self' in local else next(first, None)
-    return [*local.values(), *everywhere.values()], owner
+    return local['self'] if 'self' in local else next(first, None)

@@ -1,5 +1,5 @@
 """Names that live elsewhere: public ones of the rooms of papers, which the core does not import,
-and those that pickles of earlier releases look for."""
+those that pickles of earlier releases look for, and those that a user seeks in the package."""
 
 import sys
 from collections.abc import Callable
@@ -21,6 +21,25 @@ def lazy(package: str, homes: dict[str, str]) -> Callable[[str], object]:
                 name=name, obj=sys.modules[package],
             )  # fmt: skip
         return getattr(import_module(f'pyg_fast.{homes[name]}'), name)
+
+    return find
+
+
+def placed(package: str, rooms: list[str]) -> Callable[[str], object]:
+    """The `__getattr__` of the package, whose error tells in which of its modules a name is.
+
+    Args:
+        package: The name of the package.
+        rooms: Its modules with public names.
+    """
+
+    def find(name: str) -> object:
+        homes = [room for room in rooms if name in import_module(f'{package}.{room}').__all__]
+        where = f': it is {package}.{homes[0]}.{name}' if homes else ''
+        raise AttributeError(
+            f'module {package!r} has no attribute {name!r}{where}',
+            name=name, obj=sys.modules[package],
+        )  # fmt: skip
 
     return find
 

@@ -34,8 +34,8 @@ class LayerReport(NamedTuple):
     - **how** (str, optional): if that was ours: by a :obj:`"kernel"`, or over :obj:`"blocks"` of
       edges; for a layer that :func:`accelerate` has not replaced yet, that it has not; for a call
       without `propagate` that it ran :obj:`"nothing: ..."`
-    - **compiled** (str, optional): what runs the layer in code that the backend :obj:`"pyg_fast"`
-      compiled last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
+    - **compiled** (str, optional): what runs the layer in code that :func:`torch.compile` compiled
+      last: a :obj:`"kernel"`, or :obj:`"PyG's code: "` and the reason
     - **sorts** (bool): whether ours sorted the edges in the last eager call, which had a plain
       :obj:`edge_index`, or made a new list in :obj:`forward`
     - **error** (str, optional): what the last eager call raised
@@ -65,8 +65,10 @@ class LayerReport(NamedTuple):
         ran_pygs = self.ran is not None and self.ran.startswith(PYGS)
         never = self.fused is None and self.reason is not None
         eager = PYGS if ran_pygs or never else self.how
+        if eager is None and self.error is not None:
+            eager = 'raised an error'
         if self.compiled is None:
-            return eager or ('no eager call yet' if self.error is None else 'raised an error')
+            return eager or 'no eager call yet'
         compiled = f'compiled: {self.compiled.partition(": ")[0]}'
         return compiled if eager is None else f'{eager}; {compiled}'
 

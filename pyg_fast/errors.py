@@ -22,6 +22,11 @@ class EdgesError(TypeError, ValueError):
     """An object that holds no edges: also a :class:`ValueError`, as PyG raises for one."""
 
 
+class IndicesError(IndexError, RuntimeError):
+    """Integers that choose from what there is not: also a :class:`RuntimeError`, as `one_hot`
+    raises for them."""
+
+
 class OptionError(ValueError, AssertionError, RuntimeError):
     """An argument for which a layer lacks an option, or the other way round: also an
     :class:`AssertionError` or a :class:`RuntimeError`, as PyG's layers raise without text."""
@@ -33,5 +38,6 @@ class PaddingError(ValueError):
 
 
 __all__ = [
-    'DeviceError', 'DtypeError', 'EdgesError', 'OptionError', 'PaddingError', 'ShapeError',
+    'DeviceError', 'DtypeError', 'EdgesError', 'IndicesError', 'OptionError', 'PaddingError',
+    'ShapeError',
 ]  # fmt: skip

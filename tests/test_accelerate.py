@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import _forks
@@ -19,7 +20,7 @@ import torch_geometric
 from torch import Tensor
 from torch.linalg import matrix_norm
 from torch.nn import Module, ModuleDict, ModuleList
-from torch.nn.functional import gumbel_softmax
+from torch.nn.functional import gumbel_softmax, one_hot
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -473,6 +474,17 @@ def test_report_hints_at_lists_that_forward_makes() -> None:
         once.known = None
 
 
+class Pair(Module):
+    """A layer with kernels written for it, and a message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(8, 8), Fails()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index), edge_index)
+
+
 class Compiled(Module):
     """A kernel on both sides of a graph break, and messages that no kernel computes."""
 
@@ -513,6 +525,52 @@ def test_report_of_compiled_code() -> None:
     assert other.reason == f'1 edges; compiled: {report[3].reason}'
     pyg_fast.restore(model)
     assert not any('_last_compiled' in vars(layer) for layer in model.modules())
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_report_of_layers_that_other_backends_compile() -> None:
+    """Kernels written for layers run there, too; messages are for ours."""
+    torch._dynamo.reset()
+    model, (x, edge_index) = pyg_fast.accelerate(Pair()), graph()
+    torch.compile(model, backend='aot_eager')(x, edge_index)
+    first, second = pyg_fast.accelerate_report(model)
+    assert (first.runs_on, second.runs_on) == ('compiled: kernel', "compiled: PyG's code")
+    assert second.reason == "torch.compile has another backend than 'pyg_fast'"
+    assert second.cure == 'pyg_fast.compile(model)'
+    torch._dynamo.reset()
+    model.first.aggr = 'max'
+    torch.compile(model, backend='aot_eager')(x, edge_index)
+    assert "aggr='max'" in pyg_fast.accelerate_report(model)[0].reason
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('place', ['attribute', 'dict'])
+def test_report_of_layers_that_a_compiled_function_reaches(place: str) -> None:
+    torch._dynamo.reset()
+    model, (x, edge_index) = pyg_fast.accelerate(Pair()), graph()
+    holder = SimpleNamespace(model=model, models={'a': model})
+    call = (lambda x: holder.model(x, edge_index)) if place == 'attribute' else (
+        lambda x: holder.models['a'](x, edge_index)
+    )  # fmt: skip
+    with pyg_fast.small_graphs('kernel'):
+        torch.compile(call, backend=Backend())(x)
+    assert {r.runs_on for r in pyg_fast.accelerate_report(model)} == {'compiled: kernel'}
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_report_of_a_model_that_runs_the_code_of_another() -> None:
+    """Dynamo does not trace it again."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    x, edge_index = graph()
+    for _ in range(2):
+        model = pyg_fast.compile(Pair())
+        with pyg_fast.small_graphs('kernel'):
+            model(x, edge_index)
+        assert {r.runs_on for r in pyg_fast.accelerate_report(model)} == {'compiled: kernel'}
+    assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
+    untouched = pyg_fast.compile(Pair())
+    assert pyg_fast.accelerate_report(untouched)[0].runs_on == 'no eager call yet'
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -811,6 +869,32 @@ def test_cures_fit_errors() -> None:
     assert pyg_fast.accelerate_report(Fails(None))[0].cure.startswith("aggr='sum' or another one")
 
 
+class Mine(Exception):
+    """No error of torch or Python."""
+
+
+@pytest.mark.parametrize('kind', [Mine, ZeroDivisionError, torch.OutOfMemoryError])
+def test_report_of_a_first_call_that_raised(kind: type[Exception]) -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise kind('too bad')
+
+    class Raises(Told):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=fails(x) if self.how else x)
+
+    layer, (x, edge_index) = pyg_fast.accelerate(Raises('a')), graph()
+    with pytest.raises(kind, match='^too bad$'):
+        layer(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert (report.runs_on, report.error) == ('raised an error', f'{kind.__name__}: too bad')
+    layer.how = ''
+    torch.compile(layer, backend='eager')(x, edge_index)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert report.runs_on == "raised an error; compiled: PyG's code"
+    checkpoint(layer, x.requires_grad_(), edge_index, use_reentrant=False).sum().backward()
+    assert pyg_fast.accelerate_report(layer)[0].error is None
+
+
 def test_report_of_a_call_that_raised() -> None:
     class Raises(Told):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -1041,6 +1125,113 @@ def test_cures_run_as_kernels(
     assert report.runs_on == "PyG's code"
     assert report.cure.startswith(helps)
     assert pyg_fast.accelerate_report(second)[0].runs_on == 'kernel'
+
+
+class Chosen(MessagePassing):
+    """With a message of functions that read types of edges and several linear maps."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.lins = ModuleList([torch.nn.Linear(8, 8, dtype=torch.float64) for _ in range(3)])
+
+    def forward(self, x: Tensor, edge_index: Tensor, kind: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, kind=kind)
+
+    def message(self, x_j: Tensor, kind: Tensor) -> Tensor:
+        return self.function(x_j, kind, self.lins)
+
+
+def maps(x: Tensor, lins: ModuleList) -> Tensor:
+    return torch.stack([lin(x) for lin in lins], 1)
+
+
+def chosen_by_arange(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    h = maps(x, lins)
+    return h[torch.arange(h.size(0)), kind]
+
+
+def chosen_by_numbers(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    edges = torch.arange(len(kind))
+    return maps(x, lins)[edges, kind]
+
+
+def chosen_by_where(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    out = lins[0](x)
+    for r in range(len(lins)):
+        out = torch.where((kind == r).view(-1, 1), lins[r](x), out)
+    return out
+
+
+def chosen_by_classes(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    h = maps(x, lins)
+    return (one_hot(kind, 3).to(h.dtype).unsqueeze(-1) * h).sum(1)
+
+
+def gathered(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    return torch.gather(maps(x, lins), 1, kind.view(-1, 1, 1).expand(-1, 1, 8)).squeeze(1)
+
+
+def one_channel(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    return x.gather(1, kind.view(-1, 1))
+
+
+def one_channel_by_classes(x: Tensor, kind: Tensor, lins: ModuleList) -> Tensor:
+    return (one_hot(kind, 8).to(x.dtype) * x).sum(-1, keepdim=True)
+
+
+def three_by_three(x: Tensor) -> Tensor:
+    return torch.cat([x, x[:, :1].exp()], -1).view(-1, 3, 3)
+
+
+def cross_of_rows(x: Tensor) -> Tensor:
+    m = three_by_three(x)
+    return (m[:, 0] * torch.linalg.cross(m[:, 1], m[:, 2])).sum(-1).view(-1, 1)
+
+
+def products_of_two(x: Tensor) -> Tensor:
+    m = x[:, :4].view(-1, 2, 2)
+    return (m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * m[:, 1, 0]).view(-1, 1)
+
+
+# A message that no kernel computes, words of its cure, and messages that follow it.
+CHOICES: list[tuple[Callable[..., Tensor], str, list[Callable[..., Tensor]]]] = [
+    (chosen_by_arange, 'torch.where for each type', [chosen_by_where, chosen_by_classes]),
+    (chosen_by_numbers, 'torch.where for each type', [chosen_by_where, chosen_by_classes]),
+    (gathered, 'of h with a row for each type (F.one_hot', [chosen_by_classes]),
+    (one_channel, '(F.one_hot(kind, channels).to(x_j.dtype) * x_j)', [one_channel_by_classes]),
+    (
+        lambda x, *_: torch.linalg.det(x[:, :4].view(-1, 2, 2)).view(-1, 1),
+        'm[:, 0, 0] * m[:, 1, 1]', [lambda x, *_: products_of_two(x)],
+    ),
+    (
+        lambda x, *_: torch.det(three_by_three(x)).view(-1, 1),
+        'torch.linalg.cross(m[:, 1], m[:, 2])', [lambda x, *_: cross_of_rows(x)],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('number', range(len(CHOICES)))
+def test_cures_of_choices_run_as_kernels(number: int) -> None:
+    function, helps, others = CHOICES[number]
+    _, edge_index = graph()
+    kind = torch.randint(3, (edge_index.size(1),))
+    x = torch.rand(NODES, 8, dtype=torch.float64, requires_grad=True)
+    first = pyg_fast.accelerate(Chosen(function))
+    with pyg_fast.small_graphs('kernel'):
+        out = first(x, edge_index, kind)
+        (report,) = pyg_fast.accelerate_report(first)
+        assert report.runs_on == "PyG's code"
+        assert helps in report.cure
+        for other in others:
+            second = pyg_fast.accelerate(Chosen(other), strict=True)
+            second.load_state_dict(first.state_dict())
+            result = second(x, edge_index, kind)
+            torch.testing.assert_close(result, out)
+            torch.testing.assert_close(
+                *(torch.autograd.grad(each.sum(), x, retain_graph=True) for each in (result, out))
+            )
+            assert pyg_fast.accelerate_report(second)[0].runs_on == 'kernel'
 
 
 def test_pygs_norm_of_all_edges_is_told() -> None:

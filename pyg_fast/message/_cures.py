@@ -16,10 +16,21 @@ _OF_COUNTS = (
     'size_i, an argument of message, for the number of nodes, as in '
     'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'
 )
+# Of a number for each edge that chooses among its channels, or among results of several maps.
+_OF_CHOICES = (
+    'torch.where for each type, as out = torch.where((edge_type == r).view(-1, 1), '
+    'self.lins[r](x_j), out); or of h = torch.stack(results, 1) with a row for each type '
+    '(F.one_hot(edge_type, num_types).to(h.dtype).unsqueeze(-1) * h).sum(1)'
+)
 # By what is refused and what the user's line calls.
 _BY_LINE = (
     (r'^aten\.scatter_add', r'\bdegree\(', _OF_DEGREES),
     (r'^a number that changes', r'\b(softmax|scatter)\(', _OF_COUNTS),
+    (
+        r'^aten\.arange|^the number of edges or nodes is used',
+        r'\[.*\barange\(|\barange\((len\(|\w+\.(size\(0\)|shape\[0\]))',
+        _OF_CHOICES,
+    ),
 )
 _CURES = [
     (r'over the edges of each source|size_j', 'what reads all edges of a source, or how many '
@@ -85,6 +96,8 @@ _CURES = [
      'amax and amin for the largest and smallest channel; the operation in forward where it reads '
      'nodes or features of edges alone'),
     (r'^aten\.convolution', 'a Linear of the channels, or the convolution of nodes in forward'),
+    (r'^aten\._?linalg_det', 'the determinant written out: m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * '
+     'm[:, 1, 0] of two rows, (m[:, 0] * torch.linalg.cross(m[:, 1], m[:, 2])).sum(-1) of three'),
     (r'^aten\._?linalg_|^aten\.(inverse|cholesky|svd|qr)', 'small matrices written out, as '
      'a * d - b * c for a determinant; or in forward, for features of edges'),
     (r'^dropout of what', 'dropout of a feature of edges that propagate gets, as of ones'),
@@ -125,6 +138,10 @@ _CURES = [
     (r'a variance of linear maps', 'var or std in a layer of its own: a kernel runs other '
      'aggregations'),
     (r'numbers of a table', 'for each type (edge_type == t).view(-1, 1) * (x_j @ w[t]), added up'),
+    (r'^aten\.gather', '(F.one_hot(kind, channels).to(x_j.dtype) * x_j).sum(-1, keepdim=True) for '
+     'x_j.gather(1, kind.view(-1, 1)), and of h with a row for each type (F.one_hot(kind, '
+     'num_types).to(h.dtype).unsqueeze(-1) * h).sum(1); for the same channels of all edges a list '
+     'of numbers, x_j[:, [2, 0, 1]]'),
     (r'aten\.(index\.Tensor|index_select|gather)', 'a list of numbers for indices of channels, '
      'x_j[:, [2, 0, 1]], or slices and torch.cat; what nodes have in forward'),
     (r'aten\.index_put', 'torch.where(mask, values, x) in place of x[mask] = values'),
@@ -165,7 +182,8 @@ _CURES = [
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),
     (r'torch\.(func|fx|export)|forward-mode', 'a call outside of the transform; to export, '
      'pyg_fast.export'),
-    (r'torch\.compile is active|does not tell what it captured', 'pyg_fast.compile(model)'),
+    (r'torch\.compile (is active|has another backend)|does not tell what it captured',
+     'pyg_fast.compile(model)'),
     (r'fuse=False', 'fuse=True'),
     (r'return_attention_weights', 'a call without return_attention_weights'),
     (r'explain', 'explain = False, once the model is explained'),

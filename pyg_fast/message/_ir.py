@@ -548,9 +548,8 @@ def wrap_rows(index: Tensor, count: int) -> Tensor:
 
 def look_up_rows(table: Tensor, index: Tensor, wraps: bool) -> Tensor:
     """The rows of a table. Its gradient has a fixed order, also on a GPU."""
-    if wraps:
-        index = wrap_rows(index, table.size(0))
-    rows = torch.embedding(table.flatten(1) if table.dim() > 1 else table.view(-1, 1), index)
+    numbers = wrap_rows(index, table.size(0)) if wraps else index  # Errors name `index`.
+    rows = torch.embedding(table.flatten(1) if table.dim() > 1 else table.view(-1, 1), numbers)
     return rows.view(*index.shape, *table.shape[1:])
 
 

@@ -44,6 +44,7 @@ from ._explain_own import (
     check_joined,
     check_linear,
     check_message,
+    check_numbers,
     check_rows,
     embedding_of,
     frames_of,
@@ -245,6 +246,29 @@ def warn_of_missing_edges(conv: MessagePassing, edge_index: object, stacklevel: 
         )
 
 
+def warn_of_columns(
+    conv: MessagePassing, out: object, edge_index: object, kwargs: Mapping[str, object],
+    stacklevel: int,
+) -> None:  # fmt: skip
+    """Warns of numbers of edges that are a column, if what :obj:`propagate` returns has a dimension
+    of the edges: rows of a table by them have one dimension more, and combine all edges with
+    all."""
+    if not isinstance(out, Tensor) or not isinstance(edge_index, Tensor):
+        return
+    num_edges = edge_index.size(-1)
+    if conv.node_dim != -2 or out.dim() != 3 or out.size(0) != num_edges:
+        return
+    for name, value in kwargs.items():
+        is_column = isinstance(value, Tensor) and value.shape == (num_edges, 1)
+        if is_column and value.dtype in (torch.int64, torch.int32):  # type: ignore[attr-defined]
+            warnings.warn(
+                f"'{name}' has shape {[num_edges, 1]}, by which a table gives a row for each pair "
+                f"of edges, and 'message' {num_edges} rows for each edge: {name}.view(-1) gives "
+                'one for each edge',
+                stacklevel=stacklevel + 1,
+            )
+
+
 def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
     """Raises unless each tensor of edges has a row for each edge."""
     for name, value in given.items():
@@ -325,6 +349,7 @@ def _check_call(
 
 def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for the argument of a call that an error speaks of."""
+    check_numbers(conv, given, error)
     _check_numbers_of_rows(conv, given, error)
     check_embedding(conv, error)
     check_linear(given, error)
@@ -683,7 +708,8 @@ def _check_numbers_of_rows(conv: Any, given: Mapping[str, object], error: Except
 def _check_numbers_of_types(given: Mapping[str, object], error: Exception) -> None:
     """Raises if one argument alone can be what a table takes as numbers of its rows."""
     text, indices = str(error), indices_of(error)
-    if 'scalar types: Long, Int' in text or 'used as indices must be' in text:
+    of_classes = text.startswith('one_hot is only applicable to index tensor of type Long')
+    if 'scalar types: Long, Int' in text or 'used as indices must be' in text or of_classes:
         found = [
             (name, value.dtype) for name, value in given.items()
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 1

@@ -20,8 +20,9 @@ from torch.nn import Embedding, Linear, Module, Sequential
 from torch_geometric.nn import Linear as LinearOfPyG
 from torch_geometric.nn import MessagePassing
 
-from ..errors import DeviceError, DtypeError, OptionError, ShapeError
-from ..ops._edges import check_edge_index, is_capturing, is_list
+from ..errors import DeviceError, DtypeError, EdgesError, IndicesError, OptionError, ShapeError
+from ..graph.prepared_graph import list_of
+from ..ops._edges import check_edge_index, is_capturing, is_list, raise_index_error
 from ..ops._transforms import transforms_traced
 
 # What torch says of two sizes that must be the same.
@@ -48,6 +49,11 @@ _TOPICS: tuple[tuple[type[Exception], str], ...] = (
 )
 # What PyG's code says of nodes that do not exist.
 _BEYOND = (' must hold ', 'larger than', 'expected size', "invalid 'dim_size'")
+# And of edges to or from such nodes.
+_NO_NODES = (
+    r"^Found (negative )?indices in 'edge_index'|^Encountered invalid 'dim_size'|"
+    r'^index -?\d+ is out of bounds for dimension'
+)
 
 
 def frames_of(error: Exception) -> list[FrameType]:
@@ -175,6 +181,7 @@ def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> Non
     _check_order(given, frames, text)
     _check_dimensions(conv, frames, text)
     _check_sizes(conv, given, frames, text)
+    _check_ends(conv, frames, text)
     _check_softmax(frames)
     for method, caller in _CALLERS.items():
         _check_missing(conv, method, caller, frames, text)
@@ -201,7 +208,12 @@ def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text:
             )
     is_read = 'to be of integer type' in text
     is_given = given.get('edge_index') is edges
-    if isinstance(edges, Tensor) and is_read and edges.is_floating_point() and not is_given:
+    if not isinstance(edges, Tensor) or not is_read or not edges.is_floating_point():
+        return
+    if not others and edges.dim() == 2 and edges.size(0) == 2:
+        name = next((name for name, value in given.items() if value is edges), 'edge_index')
+        raise EdgesError(f"'{name}' must hold integers, got {edges.dtype}: {name}.long()")
+    if not is_given:
         raise ShapeError(
             f"'edge_index' of propagate must have shape [2, num_edges], got {edges.dtype} of shape "
             f'{list(edges.shape)}: propagate(edge_index, x=x)'
@@ -253,18 +265,48 @@ def check_size(
         raise error
 
 
+def _check_ends(conv: Any, frames: Sequence[FrameType], text: str) -> None:
+    """Raises for edges to or from nodes of which `propagate` got no features."""
+    edges, size = (_of_propagate(frames, name) for name in ('edge_index', 'size'))
+    if re.search(_NO_NODES, text) is None or not isinstance(edges, Tensor) or edges.dim() != 2:
+        return
+    counts = [*size] if isinstance(size, (tuple, list)) and len(size) == 2 else [None, None]
+    of_ends = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
+    for name, value in propagated(frames).items():
+        pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else None
+        for suffix, end in zip(('_i', '_j'), of_ends, strict=True):
+            if pair is None and f'{name}{suffix}' not in read_by(conv):
+                continue
+            part = value if pair is None else pair[end]
+            if isinstance(part, Tensor) and -part.dim() <= conv.node_dim < part.dim():
+                counts[end] = part.size(conv.node_dim) if counts[end] is None else counts[end]
+    first, second = counts
+    first, second = second if first is None else first, first if second is None else second
+    if type(first) is type(second) is int and edges.numel() > 0:
+        raise_index_error(list_of(edges), first, second)
+
+
 def _check_softmax(frames: Sequence[FrameType]) -> None:
     """Raises for arguments of PyG's softmax."""
     for frame in frames:
         if frame.f_globals is not vars(softmax_of_pyg) or frame.f_code.co_name != 'softmax':
             continue
-        ptr, index = frame.f_locals.get('ptr'), frame.f_locals.get('index')
+        src, ptr, index = (frame.f_locals.get(name) for name in ('src', 'ptr', 'index'))
         if isinstance(ptr, int):
             raise TypeError(
                 "'ptr', the third argument of softmax, must be a tensor, got int: the number of "
                 'nodes has a name, softmax(src, index, num_nodes=size_i)'
             )
-        if isinstance(index, Tensor) and index.dim() == 2 and index.size(0) == 2 and ptr is None:
+        if not isinstance(index, Tensor):
+            continue
+        of_floats = index.is_floating_point()
+        if of_floats and isinstance(src, Tensor) and not src.is_floating_point():
+            raise ShapeError(
+                f"'src', the first argument of softmax, must hold the scores of edges, got "
+                f"{src.dtype} of shape {list(src.shape)}, and 'index' numbers of nodes, got "
+                f'{index.dtype} of shape {list(index.shape)}: exchange the two, softmax(src, index)'
+            )
+        if index.dim() == 2 and index.size(0) == 2 and ptr is None:
             raise ShapeError(
                 f"'index' of softmax must have shape [num_edges], got {list(index.shape)}: "
                 "softmax(src, index, num_nodes=size_i), as 'message' may take 'index' and 'size_i'"
@@ -600,6 +642,66 @@ def embedding_of(conv: Any, error: Exception) -> tuple[str, Embedding, int, int]
     return None
 
 
+def check_numbers(conv: Any, given: Mapping[str, object], error: Exception) -> None:
+    """Raises for numbers that a table or `one_hot` lacks: for the argument of the call that they
+    are, or that `propagate` got."""
+    for index, rows, name in _looked_up(conv, error):
+        if index.numel() == 0 or index.dtype not in (torch.int64, torch.int32):
+            continue
+        low, high = map(int, index.aminmax())
+        of_classes = name == _CLASSES
+        least = 0 if of_classes else -rows  # `table[index]` counts from the end, too.
+        frames = frames_of(error)
+        of_call, of_propagate = (
+            _argument_that_is(index, each, frames) for each in (given, propagated(frames))
+        )
+        found = of_call or of_propagate
+        if found is None or (least <= low and high < rows):
+            continue
+        if of_classes:
+            raise IndicesError(
+                f"'{found[0]}' must hold classes in [0, {rows}), as one_hot gets {rows} of them, "
+                f'got values from {low} to {high}'
+            )
+        raise IndexError(
+            f"'{found[0]}' must hold numbers of rows of the table that it indexes, '{name}', "
+            f'which has {rows}, got values from {low} to {high}'
+        )
+
+
+_CLASSES = 'classes'  # in place of the name of a table
+
+
+def _looked_up(conv: Any, error: Exception) -> Iterator[tuple[Tensor, int, str]]:
+    """Numbers by which the call that failed looks up rows of a table, the number of rows and the
+    name of the table, if it is one of the layer; or the classes of a `one_hot`."""
+    tables = dict(conv.named_parameters()) | dict(conv.named_buffers())
+    text, failed = str(error), _failed(error)
+    if failed is not None:  # PyG's code
+        expression, frame = failed
+        if isinstance(expression, ast.Subscript) and 'out of bounds for dimension 0' in text:
+            name = ast.unparse(expression.value).removeprefix('self.')
+            index = _operand(expression.slice, frame)
+            if index is not None and name in tables:
+                yield index.value, tables[name].size(0), name
+        if isinstance(expression, ast.Call) and text.startswith('Class values must be'):
+            values = [*expression.args, *(each.value for each in expression.keywords)]
+            index = _operand(values[0], frame) if values else None
+            count = _value(values[-1], frame)
+            if index is not None and type(count) is int:
+                yield index.value, count, _CLASSES
+    for frame in frames_of(error):  # a kernel
+        if frame.f_code.co_name != 'look_up_rows':
+            continue
+        table, index = frame.f_locals['table'], frame.f_locals['index']
+        rows = table.size(0)
+        names = [k for k, v in tables.items() if v.data_ptr() == table.data_ptr()]
+        if names:
+            yield index, rows, names[0].removesuffix('.weight')
+        elif table.shape == (rows, rows) and table.equal(torch.eye(rows).to(table)):
+            yield index, rows, _CLASSES
+
+
 def check_embedding(conv: Any, error: Exception) -> None:
     """Raises for numbers that an embedding of the layer lacks."""
     found = embedding_of(conv, error)
@@ -711,24 +813,10 @@ def _check_operands(
 def _operands(error: Exception) -> list[_Operand]:
     """The values that the operator or function gets which has failed in the user's code, as far as
     their shapes are sure."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or _is_library(trace.tb_frame):
+    failed = _failed(error)
+    if failed is None:
         return []
-    frame, code = trace.tb_frame, trace.tb_frame.f_code
-    if not hasattr(code, 'co_positions'):  # Python 3.10
-        return []
-    first, last, start, end = next(islice(code.co_positions(), trace.tb_lasti // 2, None))
-    if first is None or last is None:
-        return []
-    lines = [linecache.getline(code.co_filename, k).encode() for k in range(first, last + 1)]
-    lines[-1] = lines[-1][:end]  # Before the start: both may be in one line.
-    lines[0] = lines[0][start:]
-    try:
-        expression = ast.parse(b'(%b)' % b''.join(lines), mode='eval').body
-    except (SyntaxError, ValueError):  # The file has changed.
-        return []
+    expression, frame = failed
     sides: list[ast.expr] = []
     if isinstance(expression, ast.BinOp):
         sides = [expression.left, expression.right]
@@ -736,6 +824,28 @@ def _operands(error: Exception) -> list[_Operand]:
         of = expression.func.value if isinstance(expression.func, ast.Attribute) else None
         sides = [*expression.args] if of is None else [of, *expression.args]
     return [each for side in sides if (each := _operand(side, frame)) is not None]
+
+
+def _failed(error: Exception) -> tuple[ast.expr, FrameType] | None:
+    """The expression that has failed in the user's code, and its call."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _is_library(trace.tb_frame):
+        return None
+    frame, code = trace.tb_frame, trace.tb_frame.f_code
+    if not hasattr(code, 'co_positions'):  # Python 3.10
+        return None
+    first, last, start, end = next(islice(code.co_positions(), trace.tb_lasti // 2, None))
+    if first is None or last is None:
+        return None
+    lines = [linecache.getline(code.co_filename, k).encode() for k in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]  # Before the start: both may be in one line.
+    lines[0] = lines[0][start:]
+    try:
+        return ast.parse(b'(%b)' % b''.join(lines), mode='eval').body, frame
+    except (SyntaxError, ValueError):  # The file has changed.
+        return None
 
 
 def _operand(side: ast.expr, frame: FrameType) -> _Operand | None:

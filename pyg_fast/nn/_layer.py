@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeGuard, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch._dynamo.comptime import ComptimeContext, comptime
 from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
@@ -26,6 +29,10 @@ T = TypeVar('T')
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 # Which list of edges a call sorted: that of the caller, or one that `forward` made of it.
 GIVEN, MADE = 'given', 'made'
+# Why PyG's code runs in compiled code, where nothing else is known.
+ARGUMENTS = 'in compiled code no kernel takes its arguments'
+# Layers that Dynamo has traced, by their ids, as it names them in graphs.
+traced: WeakValueDictionary[int, 'FusedModule'] = WeakValueDictionary()
 # Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
 _MARK = '_accelerated'
 
@@ -49,7 +56,7 @@ class FusedModule:
     _base: type[Module]  # PyG's class
     _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
-    _last_compiled: str | None = None  # the same of code that the backend `pyg_fast` compiled
+    _last_compiled: str | None = None  # the same of code that :func:`torch.compile` compiled
     _last_error: str | None = None  # that the last eager call raised
     _last_sorted: str = ''  # which list of edges our code sorted in the last one, if it did
 
@@ -92,8 +99,19 @@ class FusedModule:
 
     def _fused_note(self, reason: str) -> None:
         """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            self._fused_note_compiled(reason)
+        else:
             self.__dict__['_last_run'] = reason
+
+    def _fused_note_compiled(self, reason: str, follows: bool = False) -> None:
+        """Records what will run in code that Dynamo traces, as :meth:`_fused_note` in eager calls.
+
+        Args:
+            reason: Why PyG's code runs; an empty text if it does not.
+            follows: Whether a reason that this trace has recorded before stays.
+        """
+        comptime(_note_traced)  # It reads the variables of this method.
 
     def _fused_note_edges(self, edge_index: object) -> None:
         """Records whether this call sorts its edges, as it does a plain list."""
@@ -125,11 +143,14 @@ class FusedLayer(FusedModule, Mixin):
             return super().__call__(*args, **kwargs)
         try:
             out = super().__call__(*args, **kwargs)
-        except EXPLAINED as error:
+        except Exception as error:
             if isinstance(error, AttributeError) and self._fused_is_adopted():
                 _name_users_class(self, error)
-            found = explain(self, args, kwargs, error)
-            if '(strict=True)' not in str(error):  # That one is the report.
+            is_explained = isinstance(error, EXPLAINED)
+            found = explain(self, args, kwargs, error) if is_explained else None
+            # The backward pass of a checkpoint ends a call so, in between.
+            ends = type(error).__module__ == torch.utils.checkpoint.__name__
+            if '(strict=True)' not in str(error) and not ends:  # The former is the report.
                 self.__dict__['_last_error'] = first_line(found or error)
             if found is None:
                 raise
@@ -151,6 +172,22 @@ class FusedLayer(FusedModule, Mixin):
             vars(out).pop(name, None)
         out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
         return out
+
+
+def _note_traced(context: ComptimeContext) -> None:
+    """Runs while Dynamo traces :meth:`FusedModule._fused_note_compiled`: what that method would do
+    itself would be a part of the compiled code."""
+    if torch.compiler._is_exporting_flag:
+        return
+    variable = context.get_local('self')._i_will_not_complain_if_bc_breaks_VariableTracker()
+    layer = getattr(variable.realize(), 'value', None)
+    if not isinstance(layer, FusedModule):
+        return
+    reason, follows = (context.get_local(name) for name in ('reason', 'follows'))
+    known = reason.as_python_constant() if reason.is_python_constant() else ARGUMENTS
+    if not follows.as_python_constant() or not layer._last_compiled:
+        layer.__dict__['_last_compiled'] = known
+    traced[id(layer)] = layer
 
 
 def _name_users_class(conv: FusedModule, error: AttributeError) -> None:
@@ -245,7 +282,9 @@ class Fused(FusedLayer):
     def _edges_for_pyg(self, edge_index: Adj) -> Adj:
         """The edges in a form that PyG's own code takes, which runs this call; notes a reason if
         none is known."""
-        if not torch.compiler.is_compiling() and not self._last_run:
+        if torch.compiler.is_compiling():
+            self._fused_note_compiled(ARGUMENTS, follows=True)
+        elif not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
             self._fused_note(what_is(edge_index) if sparse else 'arguments that no kernel takes')
         return edges_for_pyg(edge_index)

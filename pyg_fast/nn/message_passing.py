@@ -54,9 +54,10 @@ from ._checks import (
     why_not_message,
     why_patched,
 )
-from ._explain import check_edge_rows
+from ._explain import check_edge_rows, warn_of_columns
 from ._explain_own import check_size
 from ._layer import (
+    ARGUMENTS,
     GIVEN,
     MADE,
     FusedLayer,
@@ -71,6 +72,8 @@ from ._modules import HOOKS, PROPAGATE
 from ._reads import reads_a_list
 from ._reduce import combined
 
+# What holds unless the backend of torch.compile is ours, which notes what it makes of marks.
+OTHER_BACKEND = "torch.compile has another backend than 'pyg_fast'"
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 
@@ -277,6 +280,9 @@ class FusedPropagate(FusedLayer):
 
     def _fused_note(self, reason: str) -> None:
         """Records what ran: the first reason of a call stays."""
+        if torch.compiler.is_compiling():
+            self._fused_note_compiled(reason)
+            return
         own = self.__dict__
         if '_call' not in own or not own.get('_last_run'):
             own['_last_run'] = reason
@@ -307,9 +313,11 @@ class FusedPropagate(FusedLayer):
     def propagate(self, edge_index: Adj, size: Size = None, **kwargs: object) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
+            self._fused_note_compiled(OTHER_BACKEND)  # Before a graph break in the message.
             out = _marked(self, edge_index, size, kwargs)
             if out is not None:
                 return out
+            self._fused_note_compiled(ARGUMENTS)
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
@@ -349,11 +357,13 @@ class FusedPropagate(FusedLayer):
                 size, edge_index = edge_index.sparse_size(), plain  # PyG reads no other of one.
             edge_index = in_int64(edge_index)
             out = _direct.propagate(self, edge_index, size, kwargs)
-            if out is not None:
-                return out
-            if self.flow != 'source_to_target':
-                kwargs = _pairs_of(self, kwargs)
-            return self._fused_pygs(edge_index, size, kwargs)
+            if out is None:
+                if self.flow != 'source_to_target':
+                    kwargs = _pairs_of(self, kwargs)
+                out = self._fused_pygs(edge_index, size, kwargs)
+            if is_first:
+                warn_of_columns(self, out, edge_index, kwargs, stacklevel=3)
+            return out
         try:
             out = self._kernel(edge_index, size, kwargs)
             self._fused_note('')

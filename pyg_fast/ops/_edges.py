@@ -19,7 +19,8 @@ def check_edge_index(edge_index: Tensor) -> None:
     if not isinstance(edge_index, Tensor):
         raise TypeError(f"'edge_index' must be a tensor, got {type(edge_index).__name__}")
     if edge_index.dtype not in _INDEX_DTYPES:
-        raise TypeError(f"'edge_index' must hold integers, got {edge_index.dtype}")
+        cure = ': edge_index.long()' if edge_index.is_floating_point() else ''
+        raise TypeError(f"'edge_index' must hold integers, got {edge_index.dtype}{cure}")
     if edge_index.layout != torch.strided:
         raise TypeError(f"'edge_index' must be a strided tensor, got {edge_index.layout}")
     if edge_index.dim() != 2 or edge_index.size(0) != 2:

@@ -370,9 +370,88 @@ def test_types_that_a_table_lacks_are_named(raises: Any, is_module: bool, how: s
             return x_j * (self.table(edge_type) if is_module else self.table[edge_type])
 
     conv, edges = accelerate(Types()), torch.randint(NODES, (2, 10))
-    types, text = torch.arange(10), "^'edge_type' must hold .* table .*, which has 5, got .* to 9"
+    types, text = torch.arange(10), "^'edge_type' must hold .*, 'table', which has 5, got .* to 9"
     with small_graphs(how), raises(IndexError, match=text):
         conv(torch.randn(NODES, IN), edges, types)
+
+
+class Numbered(pyg.MessagePassing):
+    """With numbers of types that `forward` changes."""
+
+    def __init__(self, classes: bool) -> None:
+        super().__init__()
+        self.classes, self.table = classes, torch.nn.Parameter(torch.randn(5, IN))
+
+    def forward(self, x: Tensor, edge_index: Tensor, kind: Tensor, by: Tensor | int) -> Tensor:
+        return self.propagate(edge_index, x=x, kind=kind + by)
+
+    def message(self, x_j: Tensor, kind: Tensor) -> Tensor:
+        if self.classes:
+            return torch.cat([x_j, torch.nn.functional.one_hot(kind, num_classes=5).float()], -1)
+        return x_j * self.table[kind]
+
+
+@pytest.mark.parametrize('by', [3, torch.full((10,), -12)])
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_numbers_that_forward_computes_are_named(by: Tensor | int, how: str) -> None:
+    """By the name that `propagate` got them; the argument of this name is right."""
+    x, edges, types = torch.randn(NODES, IN), torch.randint(NODES, (2, 10)), torch.arange(10) % 5
+    values = '-12 to -8' if isinstance(by, Tensor) else '3 to 7'
+    texts = {
+        True: rf"'kind' must hold classes in \[0, 5\), as one_hot gets 5 .*, got .* {values}",
+        False: f"'kind' must hold numbers .* 'table', which has 5, got values from {values}",
+    }
+    for classes, text in texts.items():
+        conv = accelerate(Numbered(classes))
+        with small_graphs(how):
+            conv(x, edges, types, 0)
+            with pytest.raises(IndexError, match=f'^{text}') as error:
+                conv(x, edges, types, by)
+        assert isinstance(error.value, RuntimeError) == classes  # as torch raises for one_hot
+
+
+@pytest.mark.parametrize('classes', [True, False])
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_numbers_that_are_floats_are_named(classes: bool, how: str) -> None:
+    x, edges = torch.randn(NODES, IN), torch.randint(NODES, (2, 10))
+    with small_graphs(how), pytest.raises(TypeError, match=r"^'kind' must .*: kind.long\(\)"):
+        accelerate(Numbered(classes))(x, edges, torch.zeros(10), 0)
+
+
+class Ends(pyg.MessagePassing):
+    """With features of nodes and edges by names of its own."""
+
+    def forward(self, h: Any, edges: Tensor) -> Tensor:
+        return self.propagate(edges, h=h)
+
+    def message(self, h_j: Tensor) -> Tensor:
+        return h_j.relu()
+
+
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
+@pytest.mark.parametrize('wrong', [-1, NODES])
+def test_ends_of_edges_are_named(how: str, flow: str, wrong: int) -> None:
+    """On a CPU: PyG's own code of a GPU would stop the device."""
+    data, conv = small_graph(torch.device('cpu')), accelerate(Ends(flow=flow))
+    for end in (0, 1):
+        text = rf"^'edge_index\[{end}\]' must hold .* in \[0, {NODES}\), got .*(from|to) {wrong}\b"
+        for h in (data.x, (data.x, data.x)):
+            with small_graphs(how), pytest.raises(IndexError, match=text):
+                conv(h, with_end(end, wrong)(data.edge_index))
+
+
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_edges_that_are_floats_have_a_cure(how: str) -> None:
+    data = small_graph(torch.device('cpu'))
+    edges = data.edge_index.float()
+    for conv, name in ((Ends(), 'edges'), (Edges(), 'edges'), (Own(IN, 4), 'edge_index')):
+        text = rf"^'{name}' must hold integers, got torch.float32: {name}.long\(\)"
+        with small_graphs(how), pytest.raises(ValueError, match=text) as error:
+            accelerate(conv)(data.x, edges)
+        assert isinstance(error.value, TypeError)
+    with pytest.raises(TypeError, match=r'edge_index.long\(\)'):
+        accelerate(pyg.GCNConv(IN, 4))(data.x, edges)
 
 
 def test_one_feature_of_edges_is_a_column(device: torch.device, raises: Any) -> None:
@@ -539,6 +618,16 @@ class Pointers(Forgets):
 class ByEdges(Forgets):
     def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
         return softmax(x_j, edge_index) * x_j
+
+
+class Swapped(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor, edge_index_i: Tensor) -> Tensor:
+        return softmax(edge_index_i, (x_i * x_j).sum(-1)).view(-1, 1) * x_j
+
+
+class SwappedColumn(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return softmax(index, (x_i * x_j).sum(-1, keepdim=True), num_nodes=size_i) * x_j
 
 
 class NoUpdate(Forgets):
@@ -774,6 +863,8 @@ class OfHeads(Forgets):
         ),
         (Pointers, r"'ptr', the third argument of softmax, .* got int: .*num_nodes=size_i\)"),
         (ByEdges, r"'index' of softmax must have shape \[num_edges\], got \[2, 120\]"),
+        (Swapped, r"'src', the first .* got torch.int64 of .* torch.float32 .*120\]: exchange"),
+        (SwappedColumn, r"'src', the first .* got torch.int64 of .* torch.float32 .*1\]: exchange"),
         (
             NoUpdate,
             "'gates' must be given to propagate, as 'update' takes 'gates', got 'x', 'gate'$",
@@ -1056,11 +1147,21 @@ def test_types_that_are_a_column_are_named() -> None:
             return x_j * self.table[edge_type]
 
     conv, x = accelerate(Columns()), torch.randn(NODES, IN)
+    given = torch.randint(NODES, (2, 9)), torch.zeros(9, 1, dtype=torch.int64)
     with small_graphs('kernel'):
-        conv(x, torch.randint(NODES, (2, 9)), torch.zeros(9, 1, dtype=torch.int64))
+        conv(x, *given)
         (report,) = accelerate_report(conv)
         assert "perhaps as 'edge_type' has shape [num_edges, 1] (File" in report.reason
         assert report.cure.startswith('edge_type.view(-1)')
+    conv = accelerate(Columns())
+    with small_graphs('pyg'):
+        with pytest.warns(UserWarning, match=r"'edge_type' has shape \[9, 1\].*edge_type.view"):
+            assert conv(x, *given).shape == (9, NODES, IN)
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            conv(x, *given)
+            accelerate(Columns())(x, given[0], given[1].view(-1))
+    with small_graphs('kernel'):
         count = math.isqrt(2**48 // (4 * IN))
         with pytest.raises(
             ValueError, match=r"'kind' must have shape \[num_edges\].*: kind.view\(-1\)"
