@@ -23,32 +23,14 @@ def store_text(pointer: str, place: str, value: str, mask: str) -> str:
     return f'tl.store({pointer} + {place}, {value}{", " * bool(mask)}{mask})'
 
 
-# A product with the error of float32 is one of sums of three numbers of bfloat16, without the least
-# parts; one of two such numbers has less error than TF32. A lesser part of what is not finite is 0.
-PRODUCTS = """@triton.jit
+# A block as a sum of three of bfloat16. A lesser part of what is not finite is 0.
+THIRDS = """@triton.jit
 def thirds(x):
     a = x.to(tl.bfloat16)
     rest = x - a.to(tl.float32)
     rest = tl.where(rest == rest, rest, 0.0)
     b = rest.to(tl.bfloat16)
     return a, b, (rest - b.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def product_of_3(a0, a1, a2, b0, b1, b2):
-    low = tl.dot(a2, b0)
-    low = tl.dot(a1, b1, low)
-    low = tl.dot(a0, b2, low)
-    low = tl.dot(a1, b0, low)
-    low = tl.dot(a0, b1, low)
-    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
-
-
-@triton.jit
-def product_of_2(a0, a1, b0, b1):
-    low = tl.dot(a1, b0)
-    low = tl.dot(a0, b1, low)
-    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
 """
 
 # What the kernels call.
@@ -63,7 +45,7 @@ def product_of_2(a0, a1, b0, b1):
 #
 # Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
 # key of a number has its row, then its place in the tile.
-FUNCTIONS = f'''{PRODUCTS}
+FUNCTIONS = f'''{THIRDS}
 
 @triton.jit
 def sizes(x):
