@@ -162,7 +162,10 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
         if is_narrow(plan.columns) and not kinds:
             return plan.columns  # However wide the features of edges are.
         width = max(width, plan.width)
-        if plan.is_mlp and not plan.maps_edges_alone:
+        if plan.maps_edges and not plan.has_rows_of_edges:
+            width = width_of_mlp(width, False)
+            kinds.add('maps of edges')
+        elif plan.is_mlp and not plan.maps_edges_alone:
             width = width_of_mlp(width, False)
         elif plan.has_products and not (plan.softmaxes or plan.has_rows_of_edges):
             kinds.add('products')
