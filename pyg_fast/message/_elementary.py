@@ -190,7 +190,8 @@ def norm(
 def _in_turn(x: Tensor, dim: int, name: str, dtype: torch.dtype | None) -> list[Tensor]:
     """The parts of a dimension, of which an operation takes one after the other."""
     if x.size(dim) > _MAX_IN_TURN:
-        raise Refused(f'a {name} of more than {_MAX_IN_TURN} channels')
+        what = 'over edges' if dim % x.dim() == 0 else f'of more than {_MAX_IN_TURN} channels'
+        raise Refused(f'a {name} {what}')
     if dtype is None and not x.is_floating_point():
         dtype = torch.int64
     return list((x if dtype is None else x.to(dtype)).unbind(dim))

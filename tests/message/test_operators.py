@@ -339,6 +339,7 @@ OF_EDGES = torch.ones(3, 1)
         (lambda x, y: x.repeat(1, 40).flip(1), 'a flip of more than 128 channels'),
         (lambda x, y: x[:, list(range(4)) * 40], 'an index of more than 128 channels'),
         (lambda x, y: x.repeat(1, 5).cumsum(-1), 'a cumulative sum of more than 16 channels'),
+        (lambda x, y: x.cumsum(0), 'a cumulative sum over edges'),
         (lambda x, y: x.repeat(1, 1050) * torch.tensor([1] * 4200), 'a constant tensor made in'),
         (lambda x, y: x.norm(p=-1, dim=-1, keepdim=True), 'a norm of order -1'),
         (lambda x, y: x % 0.3, 'a remainder of a division by 0.3, which is no power of two'),
