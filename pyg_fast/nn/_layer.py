@@ -179,8 +179,10 @@ def _note_traced(context: ComptimeContext) -> None:
     itself would be a part of the compiled code."""
     if torch.compiler._is_exporting_flag:
         return
-    variable = context.get_local('self')._i_will_not_complain_if_bc_breaks_VariableTracker()
-    layer = getattr(variable.realize(), 'value', None)
+    variable = context.get_local('self')
+    # A private name of torch: without it reports say less.
+    tracker = getattr(variable, '_i_will_not_complain_if_bc_breaks_VariableTracker', None)
+    layer = None if tracker is None else getattr(tracker().realize(), 'value', None)
     if not isinstance(layer, FusedModule):
         return
     reason, follows = (context.get_local(name) for name in ('reason', 'follows'))
