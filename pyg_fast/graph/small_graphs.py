@@ -76,7 +76,8 @@ class _Limit(NamedTuple):
 
 # By the kind of a layer and whether the device is a GPU. With as many edges PyG's step takes
 # about as long as ours: measured on two cores with widths of 1 to 64 (messages: on one core, of 1
-# to 128, of kinds from a gate to an attention), and with 64 on an H100.
+# to 128, of kinds from a gate to an attention; `python -m benchmarks few_edges` measures both sides
+# of these limits), and with 64 on an H100.
 # There the host binds, which on a slow one takes twice as long as on a fast one: the limits are
 # of the slow one, on which PyG's step was the faster one for up to 880,000 edges (640,000 of
 # plain sums), on the fast one for up to 300,000. Compiled code of PyG launches little: on an H100
