@@ -39,9 +39,10 @@ def thirds(x):
 # of float32, three products of two such parts of each number. Float16 has a small range: powers of
 # two (`scales`), one for each row of a tile and one for a parameter, make the largest number of a
 # row one from 2^13 to 2^14, and their inverses undo that in the result. What is not finite has no
-# say in them, for in `sizes`, twice the bits of a number without its sign, it wraps around. A sum
-# over edges has one power for all of them: `shares` are those of edges relative to the largest, as
-# two factors, one for each value, since one alone would often be less than float16 has.
+# say in them, for in `sizes`, twice the bits of a number without its sign, it wraps around; its
+# lesser part is NaN, and products leave out lesser sums that are NaN. A sum over edges has one
+# power for all of them: `shares` are those of edges relative to the largest, as two factors, one
+# for each value, since one alone would often be less than float16 has.
 #
 # Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
 # key of a number has its row, then its place in the tile.
@@ -54,7 +55,7 @@ def sizes(x):
 
 @triton.jit
 def powers_of(most):
-    # A smaller exponent would have an inverse that is not finite.
+    # Of a smaller exponent the power would not be finite.
     exponent = tl.maximum((most >> 24).to(tl.int32) - 1, 14)
     up = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
     return up, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
