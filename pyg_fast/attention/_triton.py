@@ -9,7 +9,7 @@ Products of tiles would carry numbers that are not finite from one graph to anot
 where a result is NaN, the tile is computed again without them, and what they belong to gets NaN.
 """
 
-from ..message._tile_texts import THIRDS
+from ..message._tile_texts import SPLITS
 
 #: The constants of each kernel, in their order.
 CONSTANTS = (
@@ -21,7 +21,7 @@ _ALL = ', '.join(CONSTANTS)
 
 # A product with the error of float32 is one of sums of three numbers of bfloat16, without the least
 # parts; one of two such numbers has less error than TF32.
-_FUNCTIONS = f"""{THIRDS}
+_FUNCTIONS = f"""{SPLITS}
 
 @triton.jit
 def product_of_3(a0, a1, a2, b0, b1, b2):
@@ -29,13 +29,6 @@ def product_of_3(a0, a1, a2, b0, b1, b2):
     low = tl.dot(a1, b1, low)
     low = tl.dot(a0, b2, low)
     low = tl.dot(a1, b0, low)
-    low = tl.dot(a0, b1, low)
-    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
-
-
-@triton.jit
-def product_of_2(a0, a1, b0, b1):
-    low = tl.dot(a1, b0)
     low = tl.dot(a0, b1, low)
     return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
 
@@ -49,7 +42,7 @@ def times(a, b, PRECISION: tl.constexpr):
     elif PRECISION == 'high':
         a0, a1, a2 = thirds(a)
         b0, b1, b2 = thirds(b)
-        return product_of_2(a0, a1, b0, b1)
+        return product_of_parts(a0, a1, b0, b1)
     elif PRECISION == 'float64':
         return tl.dot(a, b, out_dtype=tl.float64)
     else:

@@ -155,18 +155,6 @@ class Plan(NamedTuple):
         return any(value.op in _ANGLES for value in self.message.values)
 
     @property
-    def maps_edges(self) -> bool:
-        """Whether its linear maps, or some of them that torch computes, are of each edge, and few
-        of a node: a kernel computes no fewer of them than PyG's code."""
-        if self.is_mlp:
-            return self.repeats_work
-        return any(
-            self.prologue[at].op == 'mm' and self.prologue.dependence(at) == EDGE
-            for each in self.inputs if each.role == 'edge'
-            for at in self.prologue.reachable([each.at])
-        )  # fmt: skip
-
-    @property
     def is_mlp(self) -> bool:
         """Whether PyG's code has linear maps of values computed for each edge."""
         return self.in_tiles or self.keeps_maps

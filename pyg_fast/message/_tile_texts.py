@@ -23,14 +23,22 @@ def store_text(pointer: str, place: str, value: str, mask: str) -> str:
     return f'tl.store({pointer} + {place}, {value}{", " * bool(mask)}{mask})'
 
 
-# A block as a sum of three of bfloat16. A lesser part of what is not finite is 0.
-THIRDS = """@triton.jit
+# A block as a sum of three of bfloat16, of which a lesser part of what is not finite is 0; and the
+# product of sums of two parts, without that of both lesser ones.
+SPLITS = """@triton.jit
 def thirds(x):
     a = x.to(tl.bfloat16)
     rest = x - a.to(tl.float32)
     rest = tl.where(rest == rest, rest, 0.0)
     b = rest.to(tl.bfloat16)
     return a, b, (rest - b.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def product_of_parts(a0, a1, b0, b1):
+    low = tl.dot(a1, b0)
+    low = tl.dot(a0, b1, low)
+    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
 """
 
 # What the kernels call.
@@ -46,7 +54,7 @@ def thirds(x):
 #
 # Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
 # key of a number has its row, then its place in the tile.
-FUNCTIONS = f'''{THIRDS}
+FUNCTIONS = f'''{SPLITS}
 
 @triton.jit
 def sizes(x):
@@ -109,13 +117,6 @@ def sigmoid(x):
         }}""",
         "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1,
     )
-
-
-@triton.jit
-def product_of_parts(a0, a1, b0, b1):
-    low = tl.dot(a1, b0)
-    low = tl.dot(a0, b1, low)
-    return tl.dot(a0, b0, tl.where(low == low, low, 0.0))
 
 
 @triton.jit

@@ -22,6 +22,7 @@ _LONG = 3
 HALF = ('float16', 'bfloat16')
 # Parts in float16 of the factors of products of float32, by torch's name of their precision.
 PARTS = {'highest': 2, 'high': 1}
+# In float32 alone, as all values of a tile are.
 _CALLS = CALLS | {'sigmoid': 'sigmoid({})'}
 # Numbers of a factor are a multiple of that: products of 16-byte aligned rows are the fast ones.
 _ALIGNED = 8

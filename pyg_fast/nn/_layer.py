@@ -177,7 +177,7 @@ class FusedLayer(FusedModule, Mixin):
 def _note_traced(context: ComptimeContext) -> None:
     """Runs while Dynamo traces :meth:`FusedModule._fused_note_compiled`: what that method would do
     itself would be a part of the compiled code."""
-    if torch.compiler._is_exporting_flag:
+    if torch.compiler.is_exporting():
         return
     variable = context.get_local('self')
     # A private name of torch: without it reports say less.

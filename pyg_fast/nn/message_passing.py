@@ -162,7 +162,7 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
         if is_narrow(plan.columns) and not kinds:
             return plan.columns  # However wide the features of edges are.
         width = max(width, plan.width)
-        if plan.maps_edges and not plan.has_rows_of_edges:
+        if plan.is_mlp and plan.repeats_work and not plan.has_rows_of_edges:
             width = width_of_mlp(width, False)
             kinds.add('maps of edges')
         elif plan.is_mlp and not plan.maps_edges_alone:

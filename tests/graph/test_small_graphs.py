@@ -239,6 +239,33 @@ def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) 
         assert 'few' in why_pygs(layers[1])
 
 
+class Mapped(FusedMessagePassing):
+    """A linear map of both ends and another one, or one of what each edge computes."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__('sum')
+        self.both = both
+        self.first, self.last = Linear(2 * WIDTH, WIDTH), Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        if self.both:
+            return self.last(self.first(torch.cat([x_i, x_j], -1)).relu()).relu()
+        return self.last((x_i - x_j).square()) * x_j
+
+
+def test_kernels_pay_later_for_maps_of_edges(limits: Callable[..., None]) -> None:
+    """They save no products where nodes have none."""
+    limits(few_edges=(0, 0))
+    both, alone = Mapped(True), Mapped(False)
+    for layer in (both, alone):
+        layer(torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES)))
+        assert why_pygs(layer) == ''
+    assert alone.__dict__['_width'] < both.__dict__['_width']
+
+
 class Light(FusedMessagePassing):
     """Features of edges as they are, offsets times these, and more of the offsets."""
 
