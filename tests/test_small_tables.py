@@ -1,6 +1,7 @@
 """Gradients of embeddings of few rows, compiled."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +12,17 @@ from torch._inductor.utils import run_and_get_code
 from pyg_fast import _small_tables
 from pyg_fast._compile import backend
 
+config: Any = torch.compiler.config
 MOST, DEVICES = _small_tables._MOST_ROWS, _small_tables._DEVICES
 
 
 @pytest.fixture(autouse=True)
-def used(record_calls: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def used(record_calls: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The rows of the tables in what a test compiles, on a CPU too, where others would not be."""
     monkeypatch.setattr(_small_tables, '_DEVICES', frozenset({'cpu', 'cuda'}))
-    monkeypatch.setattr(torch.compiler.config, 'force_disable_caches', True)
     torch._dynamo.reset()
-    return record_calls(_small_tables, 'small_table_gradient', lambda *args: args[3])
+    with config.patch(force_disable_caches=True):
+        yield record_calls(_small_tables, 'small_table_gradient', lambda *args: args[3])
 
 
 def drawn(device: torch.device, num_weights: int, *shape: int) -> tuple[Tensor, Tensor]:
@@ -149,11 +151,10 @@ def test_options_choose_decompositions(device: torch.device) -> None:
     torch.testing.assert_close(found, drop(x))
 
 
-def test_caches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches(device: torch.device) -> None:
     """Programs come from Inductor's caches, where others do not read ours."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(torch.compiler.config, 'force_disable_caches', False)
     grad, indices = drawn(device, 2, 77)
 
     def hits(which: Any) -> int:
@@ -162,5 +163,8 @@ def test_caches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(gradient, backend=which)(grad, indices, 2, -1, False)
         return counters['aot_autograd']['autograd_cache_hit']
 
-    with torch._functorch.config.patch(enable_autograd_cache=True):
+    with (
+        config.patch(force_disable_caches=False),
+        torch._functorch.config.patch(enable_autograd_cache=True),
+    ):
         assert [hits(backend), hits(backend), hits('inductor')] == [0, 1, 0]
