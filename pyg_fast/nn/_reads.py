@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -16,22 +17,31 @@ _OF_LAYERS = {*dir(MessagePassing), 'collect', 'edge_collect'}
 _LIBRARIES = ('torch', 'torch_geometric', 'math', 'typing', 'builtins')
 
 
-def reads_a_list(conv: MessagePassing) -> bool:
+# Whether the list in place of a sorted EdgeIndex gives the same: never, where the list's last node
+# is that of the graph, always.
+Reads = Literal['no', 'with the last node', 'yes']
+
+
+def reads_a_list(conv: MessagePassing) -> Reads:
     """Whether the list in place of a sorted EdgeIndex gives the same in a layer's `forward`, for as
     many nodes as that has: nothing there can tell them apart."""
-    # Others may get the edges.
-    inner = (each for each in conv.modules() if each is not conv)
-    if any(isinstance(each, MessagePassing) or not _is_librarys(type(each)) for each in inner):
-        return False
-    if any(
-        isinstance(each, FunctionType) and not _is_librarys(each) for each in vars(conv).values()
-    ):
-        return False
-    cls = getattr(type(conv), '_base', type(conv))
-    return all(map(_reads_a_list, _functions(cls, 'forward')))
+    inner = [each for each in conv.modules() if each is not conv and not _is_librarys(type(each))]
+    if any(isinstance(each, MessagePassing) for each in conv.modules() if each is not conv):
+        return 'no'  # It may get the edges.
+    functions = [
+        each for module in (conv, *inner) for each in vars(module).values()
+        if isinstance(each, FunctionType) and not _is_librarys(each)
+    ]  # fmt: skip
+    for module in (conv, *inner):
+        cls = getattr(type(module), '_base', type(module))
+        for name in ('forward', '__call__', '__getattr__'):
+            functions += _methods(cls, name)
+    seen: set[FunctionType] = set()
+    found = [_reads_a_list(each, seen) for each in functions]
+    return min(found, key=get_args(Reads).index, default='yes')
 
 
-def _functions(cls: type, name: str, seen: set[str] | None = None) -> Iterator[FunctionType]:
+def _methods(cls: type, name: str, seen: set[str] | None = None) -> Iterator[FunctionType]:
     """A function of a class, and the class's own that it may call."""
     seen = set() if seen is None else seen
     function = getattr(cls, name, None)
@@ -40,26 +50,36 @@ def _functions(cls: type, name: str, seen: set[str] | None = None) -> Iterator[F
     seen.add(name)
     yield function
     for each in _names(function.__code__) - _OF_LAYERS:
-        yield from _functions(cls, each, seen)
+        yield from _methods(cls, each, seen)
 
 
-def _reads_a_list(function: FunctionType) -> bool:
+def _reads_a_list(function: FunctionType, seen: set[FunctionType]) -> Reads:
+    """The same for a function, and the user's own that it may call."""
+    if function in seen:
+        return 'yes'
+    seen.add(function)
     names = _names(function.__code__)
     if not names.isdisjoint(_OF_EDGE_INDEX) or function.__closure__:
-        return False
+        return 'no'
     values = [function.__globals__[name] for name in names if name in function.__globals__]
+    found: list[Reads] = ['yes']
     for value in values:
         if isinstance(value, ModuleType):  # What the code may take of it; the list grows.
             taken = (getattr(value, name, None) for name in names)
             values += [each for each in taken if not any(each is other for other in values)]
-        if isinstance(value, type) or not (callable(value) or isinstance(value, ModuleType)):
+            continue
+        if isinstance(value, FunctionType) and not _is_librarys(value):
+            found.append(_reads_a_list(value, seen))
+            continue
+        if not callable(value):
             continue
         if not _is_librarys(value):
-            return False  # It may get the edges.
-        parameters = _parameters(value)
-        if {'edge_index', 'num_nodes'} <= parameters and not _gives(function.__code__, 'num_nodes'):
-            return False  # An EdgeIndex knows how many nodes there are, a list does not.
-    return True
+            return 'no'  # It may get the edges.
+        asks = not isinstance(value, type) and {'edge_index', 'num_nodes'} <= _parameters(value)
+        if asks and not _gives(function.__code__, 'num_nodes'):
+            # An EdgeIndex knows how many nodes there are, a list its last one.
+            found.append('with the last node')
+    return min(found, key=get_args(Reads).index)
 
 
 def _names(code: CodeType) -> set[str]:

@@ -16,7 +16,7 @@ from torch_geometric.nn.aggr import Aggregation, StdAggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 
 from ..graph._cache import keeps_graph
-from ..graph.graph import graph_of
+from ..graph.graph import graph_of, has_last_node
 from ..graph.prepared_graph import has_list
 from ..graph.readable import readable
 from ..graph.small_graphs import (
@@ -69,7 +69,7 @@ from ._layer import (
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
-from ._reads import reads_a_list
+from ._reads import Reads, reads_a_list
 from ._reduce import combined
 
 # What holds unless the backend of torch.compile is ours, which notes what it makes of marks.
@@ -108,7 +108,10 @@ def _with_plain_list(
     on a CPU for a message that has been refused."""
     own = conv.__dict__
     width, entry = own.get('_width'), own.get('_fused_entry')
-    if width is None or conv.strict or not isinstance(x, Tensor) or not _takes_a_list(conv):
+    if width is None or conv.strict or not isinstance(x, Tensor):
+        return x, edge_index, *more
+    reads = _reads(conv)
+    if reads == 'no' or (reads == 'with the last node' and not has_last_node(edge_index)):
         return x, edge_index, *more
     plain = edge_index.as_tensor()
     is_refused = entry is not None and entry.last is None and bool(entry.refused)
@@ -129,15 +132,15 @@ def _is_pygs(conv: MessagePassing) -> bool:
     return getattr(type(conv), '_base', type(conv)).__module__.startswith('torch_geometric.')
 
 
-def _takes_a_list(conv: MessagePassing) -> bool:
+def _reads(conv: MessagePassing) -> Reads:
     """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
     own = conv.__dict__
-    if '_takes_a_list' not in own:
+    if '_reads' not in own:
         # A list does not tell the sizes of both ends.
         read = conv.inspector.get_flat_param_names(['message', 'aggregate', 'update'])
-        is_same = 'size' not in read and (_is_pygs(conv) or reads_a_list(conv))
-        own['_takes_a_list'] = is_same
-    return bool(own['_takes_a_list'])
+        own['_reads'] = 'no' if 'size' in read else 'yes' if _is_pygs(conv) else reads_a_list(conv)
+    found: Reads = own['_reads']
+    return found
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:

@@ -154,6 +154,28 @@ class Twice(SimpleConv):
         return 2 * super().aggregate(inputs, index, dim_size=dim_size)
 
 
+class Ends(MessagePassing):
+    """Its other methods read inputs and the graph, too; perhaps the nodes of edges."""
+
+    def forward(self, x: Any, edge_index: Tensor, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w)
+
+    def message(self, x_i: Tensor, x_j: Tensor, size_i: int) -> Tensor:
+        return x_j * x_j + size_i * x_i
+
+    def aggregate(self, inputs: Tensor, index: Tensor, w: Tensor, dim_size: int) -> Tensor:
+        total = inputs.new_zeros(dim_size, inputs.size(1))
+        return total.index_add(0, index, w.view(-1, 1) * inputs)
+
+    def update(self, out: Tensor, x: Any, size_j: int) -> Tensor:
+        return out * size_j + sum(map(torch.sum, x if isinstance(x, tuple) else (x,)))
+
+
+class EndsOfUpdate(Ends):
+    def update(self, out: Tensor, x_i: Tensor) -> Tensor:  # type: ignore[override]
+        return out + x_i.sum()
+
+
 class Own(SimpleConv):
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         return 3 * super().propagate(edge_index, size=size, **kwargs)
@@ -161,9 +183,11 @@ class Own(SimpleConv):
 
 def test_methods_of_the_layer_run(device: torch.device, ran: list[bool]) -> None:
     x, _, edges = inputs(device)
-    for layer in (Twice(), Own(), SimpleConv(flow='target_to_source')):
+    for layer in (Twice(), SimpleConv(flow='target_to_source'), Own()):
         fast = pyg_fast.accelerate(copy.deepcopy(layer))
         torch.testing.assert_close(fast(x, edges), layer(x, edges))
+    assert ran == [True, True]
+    ran.clear()
     layer = SAGEConv(WIDTH, 4).to(device)
     fast = pyg_fast.accelerate(copy.deepcopy(layer))
     for conv in (layer, fast):
@@ -171,6 +195,22 @@ def test_methods_of_the_layer_run(device: torch.device, ran: list[bool]) -> None
             inputs.new_ones(N, inputs.size(1)))  # fmt: skip
     torch.testing.assert_close(fast(x, edges), layer(x, edges))
     assert True not in ran
+
+
+@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
+def test_methods_read_arguments(flow: str, device: torch.device, ran: list[bool]) -> None:
+    x, other, edges = (each.double() if each.is_floating_point() else each for each in inputs(
+        device, N + 3))  # fmt: skip
+    w = torch.rand(edges.size(1), device=device, dtype=torch.float64)
+    is_forward = flow == 'source_to_target'
+    for nodes in (x, (other, x)):
+        for cls in (Ends, EndsOfUpdate):
+            layer = cls(flow=flow)
+            fast = pyg_fast.accelerate(copy.deepcopy(layer))
+            if not is_forward and isinstance(nodes, tuple):
+                edges = edges.flip(0)
+            torch.testing.assert_close(fast(nodes, edges, w), layer(nodes, edges, w))
+    assert ran == [True, False, is_forward, False]
 
 
 def test_explainers(ran: list[bool]) -> None:

@@ -53,6 +53,7 @@ class Updates(Layer):
 
 class Loops(Layer):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(edge_index)
         return self.propagate(add_self_loops(edge_index)[0], x=x)
 
 
@@ -67,12 +68,30 @@ class Sized(Layer):
 
 
 def helper(edge_index: Tensor) -> Tensor:
-    return edge_index
+    return degree(edge_index[0]).add(scale(edge_index)).sum() * edge_index
+
+
+def scale(edge_index: Any) -> float:
+    return helper.__code__.co_argcount * 2.0
+
+
+def asking(edge_index: Any) -> Any:
+    return edge_index.num_rows
 
 
 class Helped(Layer):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(helper(edge_index), x=x)
+
+
+class HelpedBadly(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) * asking(edge_index)
+
+
+class OfClass(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(Data(edge_index=edge_index).edge_index, x=x) * bool(Own(edge_index))
 
 
 class OfModule(Layer):
@@ -86,22 +105,42 @@ class OfOwnModule(Layer):
 
 
 class Attribute(Layer):
-    def __init__(self) -> None:
+    def __init__(self, function: Any = helper) -> None:
         super().__init__()
-        self.change = helper
+        self.change = function
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(self.change(edge_index), x=x)
 
 
 class Inner(torch.nn.Module):
-    pass
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+class AskingInner(Inner):
+    def own(self, x: Any) -> Any:
+        return x.num_rows
 
 
 class HasModule(Degrees):
+    inner: Any = Inner
+
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Inner()
+        self.module = torch.nn.Sequential(self.inner())
+
+
+class HasAskingModule(HasModule):
+    inner = AskingInner
+
+
+class Own:
+    def __init__(self, edge_index: Any) -> None:
+        self.is_ours = isinstance(edge_index, EdgeIndex)
 
 
 class Nested(Layer):
@@ -124,20 +163,26 @@ def enclosed() -> type[Layer]:
     return Enclosed
 
 
+LAST = 'with the last node'
+
+
 @pytest.mark.parametrize(('kind', 'expected'), [
-    (Degrees, True), (Updates, True), (Loops, False), (Asks, False), (Sized, False),
-    (Helped, False), (OfModule, False), (OfOwnModule, False), (Attribute, False),
-    (HasModule, False), (Nested, False), (enclosed(), False),
+    (Degrees, 'yes'), (Updates, 'yes'), (Loops, LAST), (Asks, 'no'), (Sized, 'no'),
+    (Helped, 'yes'), (HelpedBadly, 'no'), (OfModule, LAST), (OfOwnModule, 'no'), (OfClass, 'no'),
+    (Attribute, 'yes'), (lambda: Attribute(asking), 'no'), (HasModule, 'yes'),
+    (HasAskingModule, 'no'), (Nested, 'no'), (enclosed(), 'no'),
 ], ids=lambda value: getattr(value, '__name__', None))  # fmt: skip
-def test_reads_a_list(kind: Any, expected: bool) -> None:
+def test_reads_a_list(kind: Any, expected: str) -> None:
     assert reads_a_list(kind()) == expected
     assert reads_a_list(pyg_fast.accelerate(kind())) == expected
 
 
-@pytest.mark.parametrize('kind', [Degrees, Updates])
+@pytest.mark.parametrize('kind', [Degrees, Updates, Loops])
 def test_few_edges(kind: Any, device: torch.device) -> None:
     """Its results are those of the layer on the list."""
-    prepared = ToCSR()(Data(edge_index=graph(device), num_nodes=N))
+    edges = graph(device)
+    edges[0, 0] = N - 1
+    prepared = ToCSR()(Data(edge_index=edges, num_nodes=N))
     theirs = kind().to(device)
     ours = pyg_fast.accelerate(kind().to(device))
     ours.load_state_dict(theirs.state_dict())
@@ -151,6 +196,17 @@ def test_few_edges(kind: Any, device: torch.device) -> None:
     with pyg_fast.small_graphs('kernel'):
         ours(x, prepared.edge_index)
     assert isinstance(ours.seen[-1], EdgeIndex)
+
+
+def test_last_node_without_an_edge(device: torch.device) -> None:
+    """Of a list PyG would add one loop less."""
+    prepared = ToCSR()(Data(edge_index=graph(device) % (N - 1), num_nodes=N))
+    ours = pyg_fast.accelerate(Loops())
+    x = torch.rand(N, 8, device=device)
+    with pyg_fast.small_graphs('pyg'):
+        for _ in range(3):
+            assert ours(x, prepared.edge_index)[-1].equal(x[-1])
+    assert not any(type(each) is Tensor for each in ours.seen)
 
 
 class Refused(Degrees):
