@@ -100,25 +100,47 @@ def _in_memory(known: tuple[int, bool, bool, str], edge_index: Adj) -> str | Non
     return reason if fits and runs_pygs_code() else None
 
 
-def _with_plain_list(
-    conv: MessagePassing, x: object, edge_index: EdgeIndex, *more: object
-) -> tuple[object, ...]:
+def _with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[object, ...]:
     """The arguments of a layer. What its `forward` calculates from a sorted list before `propagate`
     takes longer than from a plain one, which it gets where PyG's code will run: for few edges, or
     on a CPU for a message that has been refused."""
     own = conv.__dict__
-    width, entry = own.get('_width'), own.get('_fused_entry')
-    if width is None or conv.strict or not isinstance(x, Tensor):
-        return x, edge_index, *more
+    x, edge_index = args[:2]
+    plain = edge_index.as_tensor()
+    if conv.strict or not isinstance(x, Tensor) or own.get('_on_gpu') is not plain.is_cuda:
+        return args  # At first nobody knows how wide the message is.
     reads = _reads(conv)
     if reads == 'no' or (reads == 'with the last node' and not has_last_node(edge_index)):
-        return x, edge_index, *more
-    plain = edge_index.as_tensor()
-    is_refused = entry is not None and entry.last is None and bool(entry.refused)
-    is_refused = is_refused or _is_never_fused(conv)
-    runs_pygs = has_few_edges(plain, width, 'prepared message') or (is_refused and plain.is_cpu)
-    fits = (x.size(0), x.size(0)) == edge_index.sparse_size()
-    return x, plain if fits and runs_pygs else edge_index, *more
+        return args
+    reason = _why_few(conv, plain, 'prepared message')
+    if reason is None and not (plain.is_cpu and _is_refused(conv)):
+        return args
+    size = edge_index.sparse_size()
+    if size != (x.size(0), x.size(0)):
+        return args
+    own['_listed'] = plain, size, reason
+    return x, plain, *args[2:]
+
+
+def _why_few(conv: MessagePassing, edge_index: Tensor, kind: str) -> str | None:
+    """Why PyG's code is faster for a list of edges; None if it is not, or nobody knows."""
+    own = conv.__dict__
+    # Whether a message is an MLP is known once it was captured.
+    if has_few_edges(edge_index, own['_width'], kind) and (
+        '_fused_entry' in own or _is_never_fused(conv)
+        or not _may_be_wider(conv, edge_index, kind)
+    ):  # fmt: skip
+        return reason_of(edge_index.size(1))
+    if has_few_columns(edge_index, kind, own.get('_work')):
+        return f'{own["_work"].columns} columns{TOO_FEW}'
+    return _in_memory(own['_in_memory'], edge_index) if '_in_memory' in own else None
+
+
+def _is_refused(conv: MessagePassing) -> bool:
+    """Whether no kernel took the message in the last call, or ever will."""
+    entry = conv.__dict__.get('_fused_entry')
+    was_refused = entry is not None and entry.last is None and bool(entry.refused)
+    return was_refused or _is_never_fused(conv)
 
 
 def _is_never_fused(conv: MessagePassing) -> bool:
@@ -337,24 +359,17 @@ class FusedPropagate(FusedLayer):
             own['_width'] = _width_for_limits(self, None, on_gpu)
         reason, plain = None, edge_index
         if '_listed' in own and own['_listed'][0] is edge_index:
-            size = own['_listed'][1]
+            _, size, reason = own['_listed']
         elif type(size) is torch.Size:
             check_size(self, edge_index, size, kwargs)
-        # PyG's code takes longer for one. A prepared graph has no list yet.
-        if has_list(edge_index):
-            plain = edge_index.as_tensor()
-        if not self.strict:
-            # An EdgeIndex may be new at each call, as with the loops that `forward` adds.
-            kind = 'prepared message' if keeps_graph(edge_index) else 'message'
-            few = has_few_edges(plain, own['_width'], kind)
-            # Whether a message is an MLP is known once it was captured.
-            is_known = '_fused_entry' in own or _is_never_fused(self)
-            if few and (is_known or not _may_be_wider(self, plain, kind)):
-                reason = reason_of(plain.size(1))
-            elif has_few_columns(plain, kind, own.get('_work')):
-                reason = f'{own["_work"].columns} columns{TOO_FEW}'
-            elif '_in_memory' in own:
-                reason = _in_memory(own['_in_memory'], plain)
+        if reason is None:
+            # PyG's code takes longer for one. A prepared graph has no list yet.
+            if has_list(edge_index):
+                plain = edge_index.as_tensor()
+            if not self.strict:
+                # An EdgeIndex may be new at each call, as with the loops that `forward` adds.
+                kind = 'prepared message' if keeps_graph(edge_index) else 'message'
+                reason = _why_few(self, plain, kind)
         if reason is not None:
             self._fused_note(reason)
             if is_first:
@@ -405,10 +420,7 @@ class FusedPropagate(FusedLayer):
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]):
-            given: Any = args[1]
-            args = _with_plain_list(self, *args)
-            if args[1] is not given:
-                own['_listed'] = args[1], given.sparse_size()
+            args = _with_plain_list(self, args)
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:
             args = tuple([readable(x) if type(x) is EdgeIndex else x for x in args])
