@@ -127,11 +127,11 @@ _NARROW = 5
 _OF_MLP = 2.25
 _SQUARE_OF_MLP, _MORE_OF_MLP = 16, 20
 # On a CPU PyG's code takes so many times what it takes for others, compared with a kernel: for
-# maxima and minima; sums by weights of edges; matrix products of edges; variances; angles; values
-# of edges that an attribute keeps; features of edges as wide as the message, or normalizations;
-# linear maps of edges that save none of nodes.
+# maxima and minima; sums by weights of edges, and plain ones; matrix products of edges; variances;
+# angles; values of edges that an attribute keeps; features of edges as wide as the message, or
+# normalizations; linear maps of edges that save none of nodes.
 _TIMES = {
-    'extremes': 3.5, 'weights': 2.0, 'products': 1.7, 'variances': 0.6, 'angles': 0.6,
+    'extremes': 3.5, 'weights': 2.0, 'sums': 1.5, 'products': 1.7, 'variances': 0.6, 'angles': 0.6,
     'kept': 0.35, 'rows of edges': 0.22, 'maps of edges': 0.42,
 }  # fmt: skip
 
@@ -146,8 +146,9 @@ def width_for_limits(width: int, kinds: Collection[str]) -> int:
 
     Args:
         width: That of its values.
-        kinds: Which of :obj:`extremes`, :obj:`weights`, :obj:`products`, :obj:`variances`,
-            :obj:`angles`, :obj:`kept`, :obj:`rows of edges` and :obj:`maps of edges` it has.
+        kinds: Which of :obj:`extremes`, :obj:`weights`, :obj:`sums`, :obj:`products`,
+            :obj:`variances`, :obj:`angles`, :obj:`kept`, :obj:`rows of edges` and
+            :obj:`maps of edges` it has.
     """
     times = [_TIMES[kind] for kind in kinds]
     if not times or (is_narrow(width) and 'extremes' not in kinds):

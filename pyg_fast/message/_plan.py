@@ -127,9 +127,16 @@ class Plan(NamedTuple):
         return max(self.width, *of_nodes, 1)
 
     @property
+    def is_sum(self) -> bool:
+        """Whether it sums rows of sources as they are."""
+        found = weighted_sum(self)
+        return found is not None and found.weight is None
+
+    @property
     def has_weights(self) -> bool:
-        """Whether it sums values by weights of edges alone."""
-        return weighted_sum(self) is not None
+        """Whether it sums rows of sources by weights of edges."""
+        found = weighted_sum(self)
+        return found is not None and found.weight is not None
 
     @property
     def has_products(self) -> bool:

@@ -103,7 +103,8 @@ def _in_memory(known: tuple[int, bool, bool, str], edge_index: Adj) -> str | Non
 def _with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[object, ...]:
     """The arguments of a layer. What its `forward` calculates from a sorted list before `propagate`
     takes longer than from a plain one, which it gets where PyG's code will run: for few edges, or
-    on a CPU for a message that has been refused."""
+    on a CPU for a message that has been refused; there also where it made all lists that kernels
+    took of the last one."""
     own = conv.__dict__
     x, edge_index = args[:2]
     plain = edge_index.as_tensor()
@@ -113,7 +114,8 @@ def _with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[objec
     if reads == 'no' or (reads == 'with the last node' and not has_last_node(edge_index)):
         return args
     reason = _why_few(conv, plain, 'prepared message')
-    if reason is None and not (plain.is_cpu and _is_refused(conv)):
+    is_better = _is_refused(conv) or own.get('_makes_lists', False)
+    if reason is None and not (plain.is_cpu and is_better):
         return args
     size = edge_index.sparse_size()
     if size != (x.size(0), x.size(0)):
@@ -194,8 +196,8 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
             width = width_of_mlp(width, False)
         elif plan.has_products and not (plan.softmaxes or plan.has_rows_of_edges):
             kinds.add('products')
-        elif plan.has_weights and not plan.has_products:
-            kinds.add('weights')
+        elif not plan.has_products and (plan.is_sum or plan.has_weights):
+            kinds.add('sums' if plan.is_sum else 'weights')
         if any(output.reduce == 'var' for output in plan.outputs):
             kinds.add('variances')
         if plan.has_angles:
@@ -324,8 +326,12 @@ class FusedPropagate(FusedLayer):
         # PyG's layers have options that keep such a list, users change their own `forward`.
         elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(is_list, given)):
             sorts = MADE
-        if sorts or '_call' not in own or '_last_sorted' not in own:
+        is_first = '_last_sorted' not in own
+        if sorts or '_call' not in own or is_first:
             own['_last_sorted'] = sorts
+        is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted
+        makes = sorts == MADE and not is_sorted
+        own['_makes_lists'] = makes and (is_first or own['_makes_lists'])
 
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:

@@ -175,9 +175,17 @@ def test_log(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-class Weighted(Own):
+class Summed(Own):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j
+
+
+class Weighted(Own):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=x.new_ones(edge_index.size(1), 1))
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:
+        return x_j * w
 
 
 class Keeps(Own):
@@ -192,8 +200,8 @@ class Normed(Own):
 
 
 @pytest.mark.parametrize(('conv', 'times'), [
-    (Own(), 1), (Keeps(), 4 / 14), (Normed(), 3 / 14), (Weighted(), 2), (Own('max'), 3.5),
-    (Own(['mean', 'min']), 3.5), (Own('std'), 8 / 14),
+    (Own(), 1), (Keeps(), 4 / 14), (Normed(), 3 / 14), (Summed(), 1.5),
+    (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5), (Own('std'), 8 / 14),
 ])  # fmt: skip
 def test_many_edges(conv: Own, times: float) -> None:
     """By edges and width: kernels run, for sums by weights and for maxima earlier."""
