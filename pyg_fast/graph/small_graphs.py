@@ -119,8 +119,9 @@ _LIGHT = {
 }  # fmt: skip
 
 
-# Kernels of a CPU take as long for fewer numbers of an edge as for so many, PyG's code does not.
-_NARROW = 5
+# Kernels of a CPU take as long for fewer numbers of an edge as for so many, PyG's code does not: of
+# the narrowest messages, and of others but sums, maxima and minima, of which a vector has so many.
+_NARROW, _VECTOR = 5, 16
 
 # PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs on
 # a GPU. On a CPU it takes that of one with so many columns: the square by so much, and so many.
@@ -134,6 +135,7 @@ _TIMES = {
     'extremes': 3.5, 'weights': 2.0, 'sums': 1.5, 'products': 1.7, 'variances': 0.6, 'angles': 0.6,
     'kept': 0.35, 'rows of edges': 0.22, 'maps of edges': 0.42,
 }  # fmt: skip
+_PAY_EARLY = frozenset({'extremes', 'weights'})
 
 
 def is_narrow(width: int) -> bool:
@@ -150,11 +152,16 @@ def width_for_limits(width: int, kinds: Collection[str]) -> int:
             :obj:`variances`, :obj:`angles`, :obj:`kept`, :obj:`rows of edges` and
             :obj:`maps of edges` it has.
     """
-    times = [_TIMES[kind] for kind in kinds]
-    if not times or (is_narrow(width) and 'extremes' not in kinds):
+    if is_narrow(width) and 'extremes' not in kinds:
         return width
     _, more = _LIMITS['message', False]
-    out = int(max(1.0, *times) * min(1.0, *times) * (width + more)) - more
+    times = [1.0, *(_TIMES[kind] for kind in kinds)]
+    most, least, counted = max(times), min(times), float(width + more)
+    if width < _VECTOR and _PAY_EARLY.isdisjoint(kinds):
+        most = 1.0
+        if 'sums' not in kinds:
+            counted = (_VECTOR + more) * max(width - _NARROW, 1) / (_VECTOR - _NARROW)
+    out = int(most * least * counted) - more
     return 0 if is_narrow(out) else out
 
 
@@ -163,6 +170,8 @@ def width_of_mlp(width: int, on_gpu: bool) -> int:
     each edge; `width` is that of its inputs."""
     if on_gpu:
         return int(_OF_MLP * width)
+    if width < _VECTOR:  # Then it pays no earlier than others.
+        return width
     return width * width // _SQUARE_OF_MLP + _MORE_OF_MLP
 
 

@@ -24,7 +24,7 @@ from pyg_fast.nn.message_passing import FusedMessagePassing
 from pyg_fast.transforms import ToCSR
 from tests._report import why_pygs
 
-NODES, EDGES, WIDTH = 20, 90, 6
+NODES, EDGES, WIDTH = 20, 90, 16
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +200,8 @@ class Normed(Own):
 
 
 @pytest.mark.parametrize(('conv', 'times'), [
-    (Own(), 1), (Keeps(), 4 / 14), (Normed(), 3 / 14), (Summed(), 1.5),
-    (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5), (Own('std'), 8 / 14),
+    (Own(), 1), (Keeps(), 8 / 24), (Normed(), 5 / 24), (Summed(), 1.5),
+    (Weighted(), 2), (Own('max'), 3.5), (Own(['mean', 'min']), 3.5), (Own('std'), 14 / 24),
 ])  # fmt: skip
 def test_many_edges(conv: Own, times: float) -> None:
     """By edges and width: kernels run, for sums by weights and for maxima earlier."""
@@ -210,6 +210,20 @@ def test_many_edges(conv: Own, times: float) -> None:
     conv(x, edges[:, :-60])
     assert why_pygs(conv)
     conv(x, edges)
+    assert why_pygs(conv) == ''
+
+
+@pytest.mark.parametrize(('conv', 'width', 'counted'), [
+    (Own(), 8, 6), (Own(), 12, 15), (Summed(), 8, 16), (Own('max'), 8, 3.5 * 16),
+], ids=str)  # fmt: skip
+def test_columns_that_do_not_fill_a_vector(conv: Own, width: int, counted: int) -> None:
+    """For those kernels pay later; `counted` is what stands for them in the limit of edges."""
+    x, edges = torch.randn(NODES, width), of_few(torch.device('cpu'), 200_000 // 6 + 60)[1]
+    conv(x, edges)
+    most = int(200_000 / counted)
+    conv(x, edges[:, : most - 30])
+    assert why_pygs(conv)
+    conv(x, edges[:, : most + 30])
     assert why_pygs(conv) == ''
 
 
@@ -239,7 +253,8 @@ def test_kernels_pay_earlier(limits: Callable[..., None], device: torch.device) 
     if device.type == 'cpu':
         limits(few_edges=(EDGES * WIDTH * 5, 0))
         mlp = Sequential(Linear(2 * WIDTH, 4), ReLU(), Linear(4, 4))
-        layers = pyg_fast.accelerate(torch.nn.ModuleList([EdgeConv(mlp), EdgeConv(Linear(12, 4))]))
+        layers = torch.nn.ModuleList(map(EdgeConv, (mlp, Linear(2 * WIDTH, 4))))
+        layers = pyg_fast.accelerate(layers)
         for _ in range(2):
             for each in layers:
                 each(x, edge_index)
