@@ -289,7 +289,6 @@ def has_loops(edge_index: EdgeIndex) -> bool:
     return cache.has_loops
 
 
-@torch.inference_mode(False)  # A later training step may use it.
 def has_last_node(edge_index: EdgeIndex) -> bool:
     """Whether an edge is known to have the last node of a square graph with a list, found once.
     For one that a GPU would be waited for in each step nobody knows."""
@@ -302,6 +301,7 @@ def has_last_node(edge_index: EdgeIndex) -> bool:
     return cache.has_last_node
 
 
+@torch.inference_mode(False)  # A later training step may use it.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
     data = edge_index.as_tensor().detach()
     check_edge_index(data)

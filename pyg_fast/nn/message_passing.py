@@ -9,30 +9,21 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, StdAggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 
 from ..graph._cache import keeps_graph
-from ..graph.graph import graph_of, has_last_node
+from ..graph.graph import graph_of
 from ..graph.prepared_graph import has_list
 from ..graph.readable import readable
 from ..graph.small_graphs import (
     TOO_FEW,
-    has_few_columns,
-    has_few_edges,
-    is_narrow,
-    reason_of,
-    runs_pygs_code,
-    width_for_limits,
-    width_of_mlp,
 )
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell, with_cure
 from ..message._inputs import check_inputs
-from ..message._plan import Plan
 from ..message._rows import put_in
 from ..ops._edges import is_list
 from ..ops._numbers import check_flag
@@ -56,6 +47,7 @@ from ._checks import (
 )
 from ._explain import check_edge_rows, warn_of_columns
 from ._explain_own import check_size
+from ._few import is_pygs_own, note_in_memory, note_inputs, note_plan, why_few, with_plain_list
 from ._layer import (
     ARGUMENTS,
     GIVEN,
@@ -69,7 +61,6 @@ from ._layer import (
 from ._marked import INDICES, Arguments, Marks, without_sources
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
-from ._reads import Reads, reads_a_list
 from ._reduce import combined
 
 # What holds unless the backend of torch.compile is ours, which notes what it makes of marks.
@@ -87,149 +78,6 @@ def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, obje
         name: value[::-1] if name in bases and isinstance(value, (tuple, list)) else value
         for name, value in kwargs.items()
     }
-
-
-def _in_memory(known: tuple[int, bool, bool, str], edge_index: Adj) -> str | None:
-    """Why PyG's code runs for no more edges than it ran for in an earlier call on such a device,
-    which trained if this one does."""
-    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-        return None
-    num_edges, trained, on_gpu, reason = known
-    fits = edge_index.dim() == 2 and edge_index.size(1) <= num_edges
-    fits = fits and trained == torch.is_grad_enabled() and on_gpu == edge_index.is_cuda
-    return reason if fits and runs_pygs_code() else None
-
-
-def _with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[object, ...]:
-    """The arguments of a layer. What its `forward` calculates from a sorted list before `propagate`
-    takes longer than from a plain one, which it gets where PyG's code will run: for few edges, or
-    on a CPU for a message that has been refused; there also where it made all lists that kernels
-    took of the last one."""
-    own = conv.__dict__
-    x, edge_index = args[:2]
-    plain = edge_index.as_tensor()
-    if conv.strict or not isinstance(x, Tensor) or own.get('_on_gpu') is not plain.is_cuda:
-        return args  # At first nobody knows how wide the message is.
-    reads = _reads(conv)
-    if reads == 'no' or (reads == 'with the last node' and not has_last_node(edge_index)):
-        return args
-    reason = _why_few(conv, plain, 'prepared message')
-    is_better = _is_refused(conv) or own.get('_makes_lists', False)
-    if reason is None and not (plain.is_cpu and is_better):
-        return args
-    size = edge_index.sparse_size()
-    if size != (x.size(0), x.size(0)):
-        return args
-    own['_listed'] = plain, size, reason
-    return x, plain, *args[2:]
-
-
-def _why_few(conv: MessagePassing, edge_index: Tensor, kind: str) -> str | None:
-    """Why PyG's code is faster for a list of edges; None if it is not, or nobody knows."""
-    own = conv.__dict__
-    # Whether a message is an MLP is known once it was captured.
-    if has_few_edges(edge_index, own['_width'], kind) and (
-        '_fused_entry' in own or _is_never_fused(conv)
-        or not _may_be_wider(conv, edge_index, kind)
-    ):  # fmt: skip
-        return reason_of(edge_index.size(1))
-    if has_few_columns(edge_index, kind, own.get('_work')):
-        return f'{own["_work"].columns} columns{TOO_FEW}'
-    return _in_memory(own['_in_memory'], edge_index) if '_in_memory' in own else None
-
-
-def _is_refused(conv: MessagePassing) -> bool:
-    """Whether no kernel took the message in the last call, or ever will."""
-    entry = conv.__dict__.get('_fused_entry')
-    was_refused = entry is not None and entry.last is None and bool(entry.refused)
-    return was_refused or _is_never_fused(conv)
-
-
-def _is_never_fused(conv: MessagePassing) -> bool:
-    """Whether PyG's code runs for every input of a layer, as was known when it became ours."""
-    is_own = type(conv)._kernel is FusedPropagate._kernel
-    return is_own and conv._marks is None and conv._fused_is_adopted()
-
-
-def _is_pygs(conv: MessagePassing) -> bool:
-    """Whether a layer is one of PyG, and its `forward` not the user's."""
-    return getattr(type(conv), '_base', type(conv)).__module__.startswith('torch_geometric.')
-
-
-def _reads(conv: MessagePassing) -> Reads:
-    """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
-    own = conv.__dict__
-    if '_reads' not in own:
-        # A list does not tell the sizes of both ends.
-        read = conv.inspector.get_flat_param_names(['message', 'aggregate', 'update'])
-        own['_reads'] = 'no' if 'size' in read else 'yes' if _is_pygs(conv) else reads_a_list(conv)
-    found: Reads = own['_reads']
-    return found
-
-
-def _width(node_dim: int, kwargs: dict[str, object]) -> int:
-    """The most numbers of a node or an edge in the inputs."""
-    width = 1
-    for value in kwargs.values():
-        for x in value if isinstance(value, tuple) else (value,):
-            if isinstance(x, Tensor) and x.dim() > 1 and x.numel() > 0:
-                rows = x.size(node_dim if -x.dim() < node_dim < 0 else 0)
-                width = max(width, x.numel() // rows)
-    return width
-
-
-def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> int:
-    """The width of a message, for the limits of edges: by that of its inputs, and by its plan once
-    that is known."""
-    width: int = conv.__dict__.get('_columns', 1)
-    if on_gpu:
-        return width_of_mlp(width, True) if plan is not None and plan.is_mlp else width
-    kinds = {'extremes'} if _has_extremes(conv) else set()
-    if plan is not None:
-        if is_narrow(plan.columns) and not kinds:
-            return plan.columns  # However wide the features of edges are.
-        width = max(width, plan.width)
-        if plan.is_mlp and plan.repeats_work and not plan.has_rows_of_edges:
-            width = width_of_mlp(width, False)
-            kinds.add('maps of edges')
-        elif plan.is_mlp and not plan.maps_edges_alone:
-            width = width_of_mlp(width, False)
-        elif plan.has_products and not (plan.softmaxes or plan.has_rows_of_edges):
-            kinds.add('products')
-        elif not plan.has_products and (plan.is_sum or plan.has_weights):
-            kinds.add('sums' if plan.is_sum else 'weights')
-        if any(output.reduce == 'var' for output in plan.outputs):
-            kinds.add('variances')
-        if plan.has_angles:
-            kinds.add('angles')
-        if not plan.has_products:
-            if plan.num_written > 0:
-                kinds.add('kept')
-            if plan.has_rows_of_edges:
-                kinds.add('rows of edges')
-    return width_for_limits(width, kinds)
-
-
-def _has_extremes(conv: MessagePassing) -> bool:
-    """Whether a layer takes maxima or minima of its messages."""
-    parts = [] if conv.aggr_module is None else parts_of(conv.aggr_module)
-    return any(REDUCES.get(type(part)) in ('max', 'min') for part in parts)
-
-
-def _may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
-    """Whether edges that are few for a message as wide as its inputs may be none for one that maps
-    them or weights them; a first call of its kernel tells."""
-    own = conv.__dict__
-    columns = own['_columns']
-    if edge_index.is_cuda:
-        return not has_few_edges(edge_index, width_of_mlp(columns, True), kind)
-    if '_most_width' not in own:  # Asked at every call of few edges.
-        most = width_for_limits(columns, ['weights'])
-        widths = [each.out_features for each in conv.modules() if isinstance(each, Linear)]
-        if widths:
-            most = max(most, width_of_mlp(max(columns, *widths), False))
-        own['_most_width'] = width_for_limits(most, ['extremes'] if _has_extremes(conv) else [])
-    return not has_few_edges(edge_index, own['_most_width'], kind)
 
 
 def _reads_ptr(conv: MessagePassing) -> bool:
@@ -291,6 +139,11 @@ class FusedPropagate(FusedLayer):
         super()._fused_adopt(conv)
         mark(conv)
 
+    def _fused_is_never(self) -> bool:
+        """Whether PyG's code runs for every input, as was known when the layer became ours."""
+        is_own = type(self)._kernel is FusedPropagate._kernel
+        return is_own and self._marks is None and self._fused_is_adopted()
+
     def _fused_how(self) -> str | None:
         entry = self.__dict__.get('_fused_entry')
         in_blocks = entry is not None and entry.in_blocks
@@ -324,7 +177,7 @@ class FusedPropagate(FusedLayer):
         if any(each is edge_index for each in given):
             sorts = GIVEN if type(edge_index) is Tensor and is_list(edge_index) else ''
         # PyG's layers have options that keep such a list, users change their own `forward`.
-        elif not (_is_pygs(self) or keeps_graph(edge_index)) and any(map(is_list, given)):
+        elif not (is_pygs_own(self) or keeps_graph(edge_index)) and any(map(is_list, given)):
             sorts = MADE
         is_first = '_last_sorted' not in own
         if sorts or '_call' not in own or is_first:
@@ -356,13 +209,7 @@ class FusedPropagate(FusedLayer):
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
         own = self.__dict__
-        on_gpu = isinstance(edge_index, Tensor) and edge_index.is_cuda
-        is_first = own.get('_on_gpu') is not on_gpu
-        if is_first:  # The width of a layer hardly changes.
-            for name in ('_most_width', '_of_mlp', '_work'):
-                own.pop(name, None)
-            own['_on_gpu'], own['_columns'] = on_gpu, _width(self.node_dim, kwargs)
-            own['_width'] = _width_for_limits(self, None, on_gpu)
+        is_first = note_inputs(self, edge_index, kwargs)
         reason, plain = None, edge_index
         if '_listed' in own and own['_listed'][0] is edge_index:
             _, size, reason = own['_listed']
@@ -375,7 +222,7 @@ class FusedPropagate(FusedLayer):
             if not self.strict:
                 # An EdgeIndex may be new at each call, as with the loops that `forward` adds.
                 kind = 'prepared message' if keeps_graph(edge_index) else 'message'
-                reason = _why_few(self, plain, kind)
+                reason = why_few(self, plain, kind)
         if reason is not None:
             self._fused_note(reason)
             if is_first:
@@ -399,8 +246,7 @@ class FusedPropagate(FusedLayer):
             self._fused_note(str(error))
             tell(self, error)
             if isinstance(error, InMemory):
-                trains, on_gpu = torch.is_grad_enabled(), edge_index.is_cuda
-                own['_in_memory'] = edge_index.size(1), trains, on_gpu, str(error)
+                note_in_memory(self, edge_index, str(error))
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {with_cure(error)}"
@@ -426,7 +272,7 @@ class FusedPropagate(FusedLayer):
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]):
-            args = _with_plain_list(self, args)
+            args = with_plain_list(self, args)
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:
             args = tuple([readable(x) if type(x) is EdgeIndex else x for x in args])
@@ -676,10 +522,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
         with suppress(Fallback):  # Of another number, which equals it.
             found = run(rest, structure + tuple([f'count {name}' for name in counts]))
     outs, container = run(other, structure) if found is None else found
-    own, plan = conv.__dict__, entry.last
-    if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not edge_index.is_cuda):
-        own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
-        own['_width'] = _width_for_limits(conv, plan, edge_index.is_cuda)
+    note_plan(conv, entry.last, edge_index.is_cuda)
     for rank in {out.dim() for out in outs}:
         if rank < -node_dim and not captures:  # PyG raises an error.
             raise Fallback(f'a message of {rank} dimensions')
