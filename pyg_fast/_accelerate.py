@@ -7,6 +7,7 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import GPSConv, MessagePassing
 
+from ._alike import naming_options
 from ._report import PLAIN, PYGS, SCRIPTED, WHY, AccelerateReport, LayerReport, table_of
 from .nn import (
     FusedGATConv,
@@ -18,8 +19,9 @@ from .nn import (
 )
 from .nn._checks import NO_AGGREGATION
 from .nn._explain import check_init
+from .nn._explain_own import updates_edges, warn_of_methods
 from .nn._layer import MADE, FusedModule
-from .nn.message_passing import fused_class, may_adopt, why_never
+from .nn.message_passing import FusedPropagate, fused_class, may_adopt, why_never
 from .ops._numbers import check_flag
 
 ModelT = TypeVar('ModelT', bound=Module)
@@ -34,6 +36,7 @@ _FUSED: dict[type, type[FusedModule]] = {
 _NAMES = {base.__name__ for base in _FUSED}
 
 
+@naming_options
 def accelerate(
     model: ModelT, *refused: object, verbose: bool = False, strict: bool = False
 ) -> ModelT:
@@ -88,6 +91,8 @@ def accelerate(
     if strict:
         _raise_where_pygs(reports)
     for conv, report in layers:
+        if isinstance(conv, MessagePassing):
+            warn_of_methods(conv, stacklevel=4)
         # One without an aggregation gets errors that tell so.
         is_ours = report.fused is not None or report.reason == NO_AGGREGATION
         is_ours = is_ours or (type(conv) not in _FUSED and _may_adopt(conv))
@@ -206,7 +211,8 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
             how = module._fused_how() if error is None else None
             sorts = '' if how is None else module._last_sorted
-            made = bool(sorts), error, sorts == MADE
+            updates = isinstance(module, FusedPropagate) and updates_edges(module)
+            made = bool(sorts), error, sorts == MADE, updates
             yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, *made)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)

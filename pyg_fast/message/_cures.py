@@ -147,10 +147,10 @@ _CURES = [
     (r'aten\.index_put', 'torch.where(mask, values, x) in place of x[mask] = values'),
     (r'an index of more than', 'x.index_select(1, index) in forward, on the nodes'),
     (r'across the edges|a reduction over edges|^aten\.(max|min)\.dim along the edges|'
-     r'^aten\.(mean|sum|max|min|prod|std|var|norm)\.default', 'what one edge needs alone in '
-     'message; of all edges in forward, given to propagate: propagate(edge_index, x=x, '
-     'mean=x[edge_index[0]].mean(0, keepdim=True)); of the neighbours of a node aggr, or '
-     'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
+     r'^aten\.norm\.default', 'what all edges give together computed in forward, where x_j is '
+     'x[edge_index[0]] and x_i is x[edge_index[1]], and given to propagate: propagate(edge_index, '
+     'x=x, mean=x[edge_index[0]].mean(0, keepdim=True)), or largest=score.max(); of the neighbours '
+     'of a node aggr, or torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'^message calls one_hot without', 'the number of classes: F.one_hot(edge_type, 5).float()'),
     (r'^one_hot without', 'a conversion: F.one_hot(edge_type, 5).float(), or .to(x_j.dtype)'),
     (r'^aten\.(scatter_reduce|scatter_add)\b', _OF_COUNTS),

@@ -55,7 +55,7 @@ from ._checks import (
     why_patched,
 )
 from ._explain import check_edge_rows, warn_of_columns
-from ._explain_own import check_size
+from ._explain_own import check_size, warn_of_keywords, warn_of_methods
 from ._layer import (
     ARGUMENTS,
     GIVEN,
@@ -74,6 +74,8 @@ from ._reduce import combined
 
 # What holds unless the backend of torch.compile is ours, which notes what it makes of marks.
 OTHER_BACKEND = "torch.compile has another backend than 'pyg_fast'"
+# Where neither features nor `size` tell the number of nodes.
+NO_NODES = 'no input of nodes'
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 
@@ -317,10 +319,11 @@ class FusedPropagate(FusedLayer):
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
             self._fused_note_compiled(OTHER_BACKEND)  # Before a graph break in the message.
-            out = _marked(self, edge_index, size, kwargs)
+            marks, out = self._marks, _marked(self, edge_index, size, kwargs)
             if out is not None:
                 return out
-            self._fused_note_compiled(ARGUMENTS)
+            no_nodes = marks is not None and not marks.arguments.ends and size is None
+            self._fused_note_compiled(NO_NODES if no_nodes else ARGUMENTS)
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
@@ -332,6 +335,7 @@ class FusedPropagate(FusedLayer):
                 own.pop(name, None)
             own['_on_gpu'], own['_columns'] = on_gpu, _width(self.node_dim, kwargs)
             own['_width'] = _width_for_limits(self, None, on_gpu)
+            warn_of_keywords(self, size, kwargs, stacklevel=3)
         reason, plain = None, edge_index
         if '_listed' in own and own['_listed'][0] is edge_index:
             size = own['_listed'][1]
@@ -494,6 +498,7 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         check_flag('strict', strict)
         super().__init__(aggr, **kwargs)
         self.strict = strict
+        warn_of_methods(self, stacklevel=4)
         mark(self)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
@@ -690,6 +695,8 @@ def _collect(
         Fallback: If PyG's code must run.
     """
     sizes = list(conv._check_input(edge_index, size))
+    if size is not None:  # PyG takes numbers in tensors, too.
+        sizes = [each.item() if isinstance(each, Tensor) else each for each in sizes]
     num_edges, node_dim = edge_index.size(1), conv.node_dim
     other: dict[str, object] = dict(names.other)
     inputs: _Inputs = {}
@@ -714,7 +721,7 @@ def _collect(
         for (_, name), base, _, _ in names.ends:
             if other.get(name) is not None:
                 raise Fallback(f"'{base}' is a {type(other[name]).__name__}, no tensor")
-        raise Fallback('no input of nodes')
+        raise Fallback(NO_NODES)
     num_dst, num_src = given[0], given[-1]
     if names.gathers:
         tensors = {name: x for name, x in other.items() if isinstance(x, Tensor) and x.dim() > 0}
