@@ -1,5 +1,6 @@
 """Replaces a model's layers by ours, and back."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -90,6 +91,7 @@ def accelerate(
     reports = AccelerateReport(report for _, report in layers)
     if strict:
         _raise_where_pygs(reports)
+    _warn_of_unregistered(model, stacklevel=4)
     for conv, report in layers:
         if isinstance(conv, MessagePassing):
             warn_of_methods(conv, stacklevel=4)
@@ -104,6 +106,23 @@ def accelerate(
     if verbose:
         print(_will_run(reports))
     return model
+
+
+def _warn_of_unregistered(model: Module, stacklevel: int) -> None:
+    """Warns of layers in a plain list, tuple or dict, which PyTorch does not find."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            parts = value.values() if type(value) is dict else value
+            if name.startswith('_') or not isinstance(value, (list, tuple, dict)):
+                continue
+            if any(isinstance(part, MessagePassing) for part in parts):
+                kind = 'ModuleDict' if type(value) is dict else 'ModuleList'
+                warnings.warn(
+                    f"'{path}{'.' * bool(path)}{name}' holds layers in a {type(value).__name__}, "
+                    'where PyTorch finds neither them nor their parameters: make it a torch.nn.'
+                    f'{kind}',
+                    stacklevel=stacklevel,
+                )
 
 
 def _may_adopt(module: Module) -> bool:
@@ -182,7 +201,8 @@ def restore(model: ModelT) -> ModelT:
 
 def _check_model(model: object) -> None:
     if not isinstance(model, Module):
-        raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
+        got = f'the class {model.__name__}' if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"'model' must be a torch.nn.Module, got {got}")
 
 
 def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:

@@ -8,9 +8,8 @@ from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 from .nn._checks import HOOKED
-from .nn._layer import ARGUMENTS, FusedLayer, FusedModule, traced
+from .nn._layer import ARGUMENTS, NOT_TOLD, OTHER_BACKEND, FusedLayer, FusedModule, traced
 from .nn._modules import hooks_of
-from .nn.message_passing import OTHER_BACKEND
 
 
 class LayerNotes:
@@ -41,7 +40,7 @@ class LayerNotes:
             layer = self._layers[key]
             hooked = isinstance(layer, FusedLayer) and any(hooks_of(vars(layer)))
             noted = layer._last_compiled  # in this trace
-            noted = ARGUMENTS if noted in (None, '', OTHER_BACKEND) else noted
+            noted = ARGUMENTS if noted in (None, '', OTHER_BACKEND, NOT_TOLD) else noted
             reason = HOOKED if hooked else noted
             self._found[key] = type(layer)._fused_why_never(layer) or reason
         for key in kernels:

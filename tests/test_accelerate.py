@@ -661,9 +661,25 @@ def test_names_that_are_almost_those_of_pyg() -> None:
     assert "did you mean 'edge_attr'?" in str(warned[1].message)
 
 
+def test_layers_that_are_not_registered() -> None:
+    class Lists(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Module()
+            self.inner.convs, self.inner.sizes = [GCNConv(8, 8)], [8, 8]
+            self.known = ModuleList([GCNConv(8, 8)])
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter('always')
+        pyg_fast.accelerate(Lists())
+    assert [each.filename for each in warned] == [__file__]
+    assert str(warned[0].message).startswith("'inner.convs' holds layers in a list, where PyTorch")
+
+
 @pytest.mark.parametrize(
     ('call', 'text'),
     [
+        (lambda: pyg_fast.accelerate(GCNConv), "'model' must be a .*, got the class GCNConv$"),
         (lambda: pyg_fast.accelerate(Pair(), verbos=True), r"'verbos' .* did you mean 'verbose'\?"),
         (lambda: pyg_fast.nn.FusedMessagePassing(agr='sum'), r"'agr' is no option .*'aggr"),
         (lambda: FusedGCNConv(8, 4, normalise=False), r"'normalise' is no .* mean 'normalize'\?"),
@@ -854,6 +870,7 @@ def by_mask(x: Tensor) -> Tensor:
     return out
 
 
+LSTM = torch.nn.LSTM(8, 8, batch_first=True)
 ATTENTION = torch.nn.MultiheadAttention(8, 2, batch_first=True)
 VALUE = 'message reads a value of a tensor'
 NO_OPERATION = ', which is no operation on tensors'
@@ -880,6 +897,10 @@ SEEN = [
     (lambda x: matrix_norm(x.view(-1, 4, 2), ord=1)[:, None], ASKS, 'm.abs().sum(-2).amax(-1)'),
     (lambda x: x / x.size(0), 'the number of edges or nodes is used as a number', 'as a tensor'),
     (asserts, 'message asserts', 'in forward'),
+    (lambda x: x * torch.rand(x.size(0), 1), 'the number of edges or nodes', 'noise drawn in for'),
+    (lambda x: LSTM(x[:, None])[0][:, 0], 'an LSTM, GRU or RNN in message', 'torch.nn.GRUCell'),
+    (lambda x: x + x.flip(0), 'a flip along the edges', 'what one edge needs alone in message'),
+    (lambda x: x.round(decimals=2), 'aten.round.decimals has', 'torch.round(x * 100) / 100'),
     (lambda x: x + torch.randn_like(x), 'aten.randn_like.default has', 'a row for each edge'),
     (lambda x: gumbel_softmax(x, dim=-1), 'aten.exponential.default has', 'a row for each edge'),
     (lambda x: Sign.apply(x), 'a custom autograd.Function in message', 'detach'),
@@ -1183,7 +1204,7 @@ def test_the_reason_for_numpy_is_the_users() -> None:
     (report,) = pyg_fast.accelerate_report(layer)
     assert report.reason.startswith('message converts to NumPy (File ')
     assert report.reason.endswith('return torch.from_numpy(x_j.numpy() % 0.3).float())')
-    assert report.cure == "torch's operations in place of NumPy's"
+    assert report.cure.startswith("torch's operations in place of NumPy's")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ _OF_PYTHON = str(Path(inspect.__file__).parent)
 TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
 # And of shapes of any kind, and of dtypes.
 OF_SHAPES = r'size|shape|dim|match|[Ee]xpect|Encountered|mat1|range|\dD\b'
-_OF_DTYPES = r'dtype|scalar type|LongTensor'
+_OF_DTYPES = r'dtype|scalar type|result type|LongTensor|floating.point|not implemented for'
 _OF_DEVICES = r'on device|same device'
 _MAX_CODE = 100  # characters of the user's code in an error
 
@@ -170,12 +170,12 @@ def _kind_of(error: Exception, text: str) -> type[Exception] | None:
     """The class of an error about tensors in the user's code; None if it is not about them."""
     if type(error) is IndexError:
         return IndexError
-    if type(error) not in (RuntimeError, ValueError):
+    if type(error) not in (RuntimeError, NotImplementedError, ValueError):
         return None
     if re.search(_OF_DEVICES, text) is not None:
         return DeviceError
     if re.search(_OF_DTYPES, text) is not None:
-        return DtypeError
+        return None if type(error) is ValueError else DtypeError
     return ShapeError if re.search(f'{OF_SHAPES}|elements|ambiguous', text) else None
 
 

@@ -685,7 +685,9 @@ def _check_result(conv: Any, frames: Sequence[FrameType], text: str) -> None:
         if rows != wanted and re.search(rf'\b{rows}\b', text):
             cure = 'torch.cat([x_i, x_j], dim=-1) joins channels, dim=0 edges'
             if wanted == 0 or rows % wanted > 0:
-                cure = 'as view(-1, heads, channels) does, and no slice of edges'
+                cure = (
+                    'as view(-1, heads, channels) gives, and torch.where(mask, x_j, 0) for a mask'
+                )
             raise ShapeError(
                 f"'message' must return a row for each of {wanted} edges, got shape "
                 f'{list(value.shape)}: {cure}'

@@ -33,6 +33,10 @@ _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_upd
 GIVEN, MADE = 'given', 'made'
 # Why PyG's code runs in compiled code, where nothing else is known.
 ARGUMENTS = 'in compiled code no kernel takes its arguments'
+# What holds unless the backend of torch.compile is ours, which notes what it makes of marks; and
+# if it is, but has noted nothing.
+OTHER_BACKEND = "torch.compile has another backend than 'pyg_fast'"
+NOT_TOLD = 'torch.compile did not tell what runs it, as where it raised an error'
 # Layers that Dynamo has traced, by their ids, as it names them in graphs.
 traced: WeakValueDictionary[int, 'FusedModule'] = WeakValueDictionary()
 # Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
@@ -189,9 +193,22 @@ def _note_traced(context: ComptimeContext) -> None:
         return
     reason, follows = (context.get_local(name) for name in ('reason', 'follows'))
     known = reason.as_python_constant() if reason.is_python_constant() else ARGUMENTS
+    known = NOT_TOLD if known == OTHER_BACKEND and _compiles_for_us() else known
     if not follows.as_python_constant() or not layer._last_compiled:
         layer.__dict__['_last_compiled'] = known
     traced[id(layer)] = layer
+
+
+def _compiles_for_us() -> bool:
+    """Whether Dynamo traces for our backend; False if torch lacks the private name that tells."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        given = InstructionTranslator.current_tx().output.compiler_fn
+    except (ImportError, AttributeError):
+        return False
+    function = getattr(given, 'compiler_fn', given)
+    return (getattr(function, '__module__', '') or '').partition('.')[0] == 'pyg_fast'
 
 
 def _name_users_class(conv: FusedModule, error: AttributeError) -> None:

@@ -60,6 +60,7 @@ from ._layer import (
     ARGUMENTS,
     GIVEN,
     MADE,
+    OTHER_BACKEND,
     FusedLayer,
     check_exported,
     edges_for_pyg,
@@ -72,8 +73,6 @@ from ._modules import HOOKS, PROPAGATE
 from ._reads import reads_a_list
 from ._reduce import combined
 
-# What holds unless the backend of torch.compile is ours, which notes what it makes of marks.
-OTHER_BACKEND = "torch.compile has another backend than 'pyg_fast'"
 # Where neither features nor `size` tell the number of nodes.
 NO_NODES = 'no input of nodes'
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
