@@ -41,6 +41,7 @@ from ._explain_code import TWO_TENSORS, check_expression, frames_of, reads, user
 from ._explain_own import (
     arguments_of_operator,
     check_embedding,
+    check_features_of_nodes,
     check_first,
     check_inner,
     check_joined,
@@ -54,6 +55,7 @@ from ._explain_own import (
     is_about,
     is_own,
     is_users,
+    name_error,
     propagated,
     read_by,
     rows_error,
@@ -101,12 +103,14 @@ def explain(
     """
     if isinstance(error, torch.OutOfMemoryError) or is_stream_capturing():  # Reads would end it.
         return None
+    if '(strict=True)' in str(error):  # It is the report.
+        return None
     try:
         check_init(conv)
     except AttributeError as lacking:
         return lacking
     if is_users(conv, error):
-        return None
+        return name_error(conv, error) if isinstance(error, NameError) else None
     text = str(error)
     try:
         signature = inspect.signature(type(conv).forward)
@@ -363,6 +367,7 @@ def _check_call(
 
 def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for the argument of a call that an error speaks of."""
+    check_features_of_nodes(conv, error)
     check_numbers(conv, given, error)
     _check_numbers_of_rows(conv, given, error)
     check_embedding(conv, error)

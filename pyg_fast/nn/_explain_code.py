@@ -90,6 +90,17 @@ def failed(error: Exception) -> tuple[ast.expr, FrameType] | None:
     return None if trace is None or is_library(trace.tb_frame) else _expression_at(trace)
 
 
+def _expression_of_line(trace: TracebackType) -> tuple[ast.expr, FrameType] | None:
+    """The value of the statement that a call was at, and the call, if it is one line."""
+    line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    try:
+        (statement,) = ast.parse(line.strip()).body
+    except (SyntaxError, ValueError):
+        return None
+    value = getattr(statement, 'value', None)
+    return (value, trace.tb_frame) if isinstance(value, ast.expr) else None
+
+
 def _expression_at(trace: TracebackType) -> tuple[ast.expr, FrameType] | None:
     """The expression that a call was at, and the call."""
     frame, code = trace.tb_frame, trace.tb_frame.f_code
@@ -136,6 +147,11 @@ def value_of(of: ast.expr, frame: FrameType) -> object:
                 if of.attr in space:
                     return space[of.attr]
         return inspect.getattr_static(base, of.attr, None)
+    if isinstance(of, ast.Subscript):  # a part of a pair
+        several, key = value_of(of.value, frame), value_of(of.slice, frame)
+        if isinstance(several, (tuple, list)) and isinstance(key, int):
+            return several[key] if -len(several) <= key < len(several) else None
+        return None
     try:
         return ast.literal_eval(of)
     except ValueError:
@@ -147,7 +163,7 @@ def check_expression(error: Exception) -> None:
     shapes, dtypes, devices or indices: what torch says does not name them."""
     text = str(error).strip().partition('\n')[0]
     kind = _kind_of(error, text)
-    found = None if kind is None else _users_expression(error)
+    found = None if kind is None else users_expression(error)
     if kind is None or found is None:
         return
     expression, frame = found
@@ -159,7 +175,8 @@ def check_expression(error: Exception) -> None:
     code = ast.unparse(expression)
     if len(code) > _MAX_CODE:
         code = f'{code[: _MAX_CODE - 1]}…'
-    values = [f"'{name}' has {_described(value, kind)}" for name, value in tensors.items()]
+    bounds = 'out of bounds' in text
+    values = [f"'{name}' has {_described(value, kind, bounds)}" for name, value in tensors.items()]
     raise kind(
         f"'{frame.f_code.co_name}' cannot compute {code} where {', '.join(values)}: "
         f'{_what_fits(text, list(tensors.values()))}'
@@ -179,18 +196,22 @@ def _kind_of(error: Exception, text: str) -> type[Exception] | None:
     return ShapeError if re.search(f'{OF_SHAPES}|elements|ambiguous', text) else None
 
 
-def _users_expression(error: Exception) -> tuple[ast.expr, FrameType] | None:
-    """The expression at which the user's code has failed, also inside of a library."""
+def users_expression(error: Exception) -> tuple[ast.expr, FrameType] | None:
+    """The expression at which the user's code has failed, also inside of a library; the whole
+    statement where Python tells the line alone."""
     last, trace = None, error.__traceback__
     while trace is not None:
         last = trace if not is_library(trace.tb_frame) else last
         trace = trace.tb_next
-    return None if last is None else _expression_at(last)
+    if last is None:
+        return None
+    has_places = hasattr(last.tb_frame.f_code, 'co_positions')  # not in Python 3.10
+    return _expression_at(last) if has_places else _expression_of_line(last)
 
 
 def _variables(expression: ast.AST, frame: FrameType) -> Iterator[tuple[str, object]]:
     """The variables of an expression with their values, without those that `propagate` gets."""
-    if isinstance(expression, (ast.Name, ast.Attribute)):
+    if isinstance(expression, (ast.Name, ast.Attribute, ast.Subscript)):
         value = value_of(expression, frame)
         if isinstance(value, Tensor):
             yield ast.unparse(expression), value
@@ -201,10 +222,17 @@ def _variables(expression: ast.AST, frame: FrameType) -> Iterator[tuple[str, obj
         yield from _variables(node, frame)
 
 
-def _described(value: Tensor, kind: type[Exception]) -> str:
+def _described(value: Tensor, kind: type[Exception], has_bounds: bool) -> str:
+    """What an error of a class must tell of a tensor; of numbers that have bounds the range."""
     if kind is DtypeError:
         return f'dtype {value.dtype}'
-    return f'device {value.device}' if kind is DeviceError else f'shape {list(value.shape)}'
+    if kind is DeviceError:
+        return f'device {value.device}'
+    shape = f'shape {list(value.shape)}'
+    if has_bounds and value.dtype in (torch.int64, torch.int32) and value.numel() > 0:
+        low, high = map(int, value.aminmax())
+        return f'{shape} and values from {low} to {high}'
+    return shape
 
 
 def _what_fits(text: str, tensors: Sequence[Tensor]) -> str:

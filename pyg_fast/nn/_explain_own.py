@@ -38,6 +38,7 @@ from ._explain_code import (
     operand,
     operands,
     reads,
+    users_expression,
     value_of,
 )
 
@@ -142,6 +143,18 @@ def is_users(conv: Any, error: Exception) -> bool:
     return lacks or isinstance(error, (KeyError, NameError))
 
 
+def name_error(conv: Any, error: NameError) -> NameError | None:
+    """The error for a name in a method that is a variable of `forward` alone."""
+    frames, name = frames_of(error), error.name
+    inside = frames_of_method(conv, 'forward', frames)
+    if not inside or name not in inside[-1].f_locals or inside[-1] is frames[-1]:
+        return None
+    return NameError(
+        f"'{name}' is a variable of 'forward': give it to propagate, as in propagate(edge_index, "
+        f"x=x, {name}={name}), and to '{frames[-1].f_code.co_name}' as an argument"
+    )
+
+
 def is_about(found: Exception, text: str) -> bool:
     """Whether the text of an error may speak of what a check has found."""
     if re.search(r'scalar type|dtype', text) is not None:
@@ -198,7 +211,8 @@ def warn_of_methods(conv: MessagePassing, stacklevel: int) -> None:
             )
 
 
-_OVERRIDDEN = 'message', 'aggregate', 'update', 'edge_update', 'message_and_aggregate'
+_TAKE = 'message', 'aggregate', 'update', 'edge_update', 'message_and_aggregate'
+_OVERRIDDEN = 'forward', *_TAKE
 
 
 def _is_of_library(function: Any) -> bool:
@@ -216,7 +230,7 @@ def warn_of_keywords(
 ) -> None:
     """Warns of an argument of `propagate` that no method takes, if one that it lacks is alike."""
     takes = [
-        param for name in _OVERRIDDEN
+        param for name in _TAKE
         for param in inspect.signature(getattr(type(conv), name)).parameters.values()
     ]  # fmt: skip
     bases = {
@@ -250,7 +264,6 @@ def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> Non
     _check_dimensions(conv, frames, text)
     _check_sizes(conv, given, frames, text)
     _check_ends(conv, frames, text)
-    _check_features_of_nodes(conv, frames)
     for method, caller in _CALLERS.items():
         _check_missing(conv, method, caller, frames, text)
     _check_softmax(frames, text)
@@ -261,10 +274,10 @@ def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> Non
         check_edge_index(edges)
 
 
-def _check_features_of_nodes(conv: Any, frames: Sequence[FrameType]) -> None:
+def check_features_of_nodes(conv: Any, error: Exception) -> None:
     """Raises for features of nodes that are no tensors, which PyG passes on as None, or no pair."""
     given = {
-        name: value for name, value in propagated(frames).items()
+        name: value for name, value in propagated(frames_of(error)).items()
         if value is not None and not read_by(conv).isdisjoint((f'{name}_i', f'{name}_j'))
     }  # fmt: skip
     for name, value in given.items():
@@ -285,8 +298,8 @@ def _check_call_of_propagate(error: Exception, text: str) -> None:
     """Raises for a call of `propagate` without edges, or with more than these and `size` without
     a name."""
     found = re.search(r"propagate\(\) (takes|missing .* 'edge_index'$)", text)
-    call = failed(error)
-    if found is None or call is None or not isinstance(call[0], ast.Call):
+    call = None if found is None else users_expression(error)
+    if call is None or not isinstance(call[0], ast.Call):
         return
     names = [each.arg for each in call[0].keywords if each.arg is not None]
     count = len(call[0].args)
@@ -311,6 +324,12 @@ def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text:
                 f"'{name}' must be edges of shape [2, num_edges], got {value.dtype} of shape "
                 f"{list(value.shape)}, but '{others[0]}' has got such edges: exchange the two"
             )
+    if isinstance(edges, (tuple, list)) and given.get('edge_index') is not edges:
+        raise EdgesError(
+            f"'edge_index' of propagate must be a tensor, got a {type(edges).__name__}: functions "
+            'such as add_self_loops return edges and features of edges, '
+            'edge_index, _ = add_self_loops(edge_index)'
+        )
     is_read = 'to be of integer type' in text
     is_given = given.get('edge_index') is edges
     if not isinstance(edges, Tensor) or not is_read or not edges.is_floating_point():

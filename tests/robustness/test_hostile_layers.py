@@ -923,6 +923,26 @@ class NoEdges(Forgets):
         return self.propagate(x=x)
 
 
+class NoUnpacking(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(add_self_loops(edge_index), x=x)
+
+
+class PartOfPair(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        pair = (x[:1].expand(3, -1), x)
+        return pair[0] + self.propagate(edge_index, x=x)
+
+
+class OfForward(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        scale = 2 * gate
+        return self.propagate(edge_index, x=x, half=scale / 2)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * scale  # type: ignore[name-defined]  # noqa: F821
+
+
 class FloatSize(Forgets):
     def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
         return self.propagate(edge_index, x=x, size=(80.0, 80.0))
@@ -950,6 +970,9 @@ class FloatSize(Forgets):
         (ThreeParts, "'x' must be a tensor, or a pair of .*, got 3 of them in a list"),
         (ArrayOfNodes, "'pos' must be a tensor of features of nodes, got ndarray"),
         (NoEdges, "'edge_index' must be given to propagate first, .* got 0 .* and 'x': propagate"),
+        (NoUnpacking, "'edge_index' of propagate must be a tensor, got a tuple: functions such as"),
+        (PartOfPair, r"'forward' cannot .* where 'pair\[0\]' has shape \[3, 12\]: 3 and 80 must"),
+        (OfForward, r"'scale' is a variable of 'forward': give it .*, scale=scale\), and to 'mess"),
         (FloatSize, r"'size' of propagate must be a pair .*, got \(80.0, 80.0\)"),
         (NoColumn, rf"'message' combines {IN} channels with \d+ numbers, .*\.unsqueeze\(-1\)"),
         (NoReturn, "'message' returns None: return a tensor"),
@@ -1036,7 +1059,7 @@ def test_own_layer_names_what_it_forgets(
 ) -> None:
     data = small_graph(device)
     gate = torch.rand(data.num_edges, device=device)
-    errors = TypeError, ValueError, RuntimeError
+    errors = TypeError, ValueError, RuntimeError, NameError
     with small_graphs(how), pytest.raises(errors, match=f'^{text}'):
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
 
