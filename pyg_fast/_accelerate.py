@@ -8,7 +8,7 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import GPSConv, MessagePassing
 
-from ._alike import naming_options
+from ._alike import naming_keywords
 from ._report import PLAIN, PYGS, SCRIPTED, WHY, AccelerateReport, LayerReport, table_of
 from .nn import (
     FusedGATConv,
@@ -37,7 +37,7 @@ _FUSED: dict[type, type[FusedModule]] = {
 _NAMES = {base.__name__ for base in _FUSED}
 
 
-@naming_options
+@naming_keywords
 def accelerate(
     model: ModelT, *refused: object, verbose: bool = False, strict: bool = False
 ) -> ModelT:

@@ -31,7 +31,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f'; did you mean {" or ".join(found)}?' if found else ''
 
 
-def naming_options(function: Callable[P, T]) -> Callable[P, T]:
+def naming_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """A function whose error about an option that it does not have tells which one is alike."""
     known = list(inspect.signature(function).parameters)
 

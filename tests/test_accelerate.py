@@ -584,6 +584,21 @@ def test_report_of_what_stands_beside_nodes(layer: Beside, reason: str | None) -
         assert reason is None or report.cure.startswith('the number of nodes: propagate(edge_index')
 
 
+@pytest.mark.filterwarnings('ignore')
+def test_report_of_a_call_that_failed_while_it_was_compiled() -> None:
+    class Fails(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j.view(-1, 3)
+
+    torch._dynamo.reset()
+    model, (x, edge_index) = pyg_fast.compile(Fails('')), graph()
+    with pytest.raises(RuntimeError, match='invalid for input of size'):
+        model(x, edge_index[:, :5])
+    (report,) = pyg_fast.accelerate_report(model)
+    assert report.reason == 'torch.compile did not tell what runs it, as where it raised an error'
+    assert report.cure.startswith('a call without torch.compile, whose error')
+
+
 class Attends(MessagePassing):
     def __init__(self) -> None:
         super().__init__()
