@@ -90,15 +90,14 @@ def failed(error: Exception) -> tuple[ast.expr, FrameType] | None:
     return None if trace is None or is_library(trace.tb_frame) else _expression_at(trace)
 
 
-def _expression_of_line(trace: TracebackType) -> tuple[ast.expr, FrameType] | None:
-    """The value of the statement that a call was at, and the call, if it is one line."""
+def _statement_at(trace: TracebackType) -> ast.stmt | None:
+    """The statement that a call was at, if it is one line."""
     line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
     try:
         (statement,) = ast.parse(line.strip()).body
     except (SyntaxError, ValueError):
         return None
-    value = getattr(statement, 'value', None)
-    return (value, trace.tb_frame) if isinstance(value, ast.expr) else None
+    return statement
 
 
 def _expression_at(trace: TracebackType) -> tuple[ast.expr, FrameType] | None:
@@ -196,17 +195,24 @@ def _kind_of(error: Exception, text: str) -> type[Exception] | None:
     return ShapeError if re.search(f'{OF_SHAPES}|elements|ambiguous', text) else None
 
 
-def users_expression(error: Exception) -> tuple[ast.expr, FrameType] | None:
-    """The expression at which the user's code has failed, also inside of a library; the whole
-    statement where Python tells the line alone."""
+def users_expression(error: Exception) -> tuple[ast.AST, FrameType] | None:
+    """The expression at which the user's code has failed, also inside of a library; the statement
+    if it writes into a tensor, or where Python tells the line alone."""
     last, trace = None, error.__traceback__
     while trace is not None:
         last = trace if not is_library(trace.tb_frame) else last
         trace = trace.tb_next
     if last is None:
         return None
-    has_places = hasattr(last.tb_frame.f_code, 'co_positions')  # not in Python 3.10
-    return _expression_at(last) if has_places else _expression_of_line(last)
+    found, statement = _expression_at(last), _statement_at(last)
+    targets = [ast.unparse(each) for each in getattr(statement, 'targets', [])]
+    writes = found is not None and ast.unparse(found[0]) in targets
+    if statement is None or (found is not None and not writes):
+        return found
+    value = getattr(statement, 'value', None)
+    if writes or isinstance(statement, ast.AugAssign) or not isinstance(value, ast.expr):
+        return statement, last.tb_frame
+    return value, last.tb_frame
 
 
 def _variables(expression: ast.AST, frame: FrameType) -> Iterator[tuple[str, object]]:

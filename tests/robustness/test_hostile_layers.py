@@ -943,6 +943,20 @@ class OfForward(Forgets):
         return x_j * scale  # type: ignore[name-defined]  # noqa: F821
 
 
+class InPlace(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        out = x_j[:, :4].exp()
+        out += x_j
+        return out
+
+
+class IntoPart(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        out = torch.zeros_like(x_j)
+        out[:, :2] = x_j
+        return out
+
+
 class FloatSize(Forgets):
     def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
         return self.propagate(edge_index, x=x, size=(80.0, 80.0))
@@ -973,6 +987,11 @@ class FloatSize(Forgets):
         (NoUnpacking, "'edge_index' of propagate must be a tensor, got a tuple: functions such as"),
         (PartOfPair, r"'forward' cannot .* where 'pair\[0\]' has shape \[3, 12\]: 3 and 80 must"),
         (OfForward, r"'scale' is a variable of 'forward': give it .*, scale=scale\), and to 'mess"),
+        (
+            InPlace,
+            r"'message' cannot compute out \+= x_j where 'out' has .* 4\], 'x_j' has .* 12\]: 4",
+        ),
+        (IntoPart, r"'message' cannot compute out\[:, :2\] = x_j where 'out' has .*, 'x_j' has .*"),
         (FloatSize, r"'size' of propagate must be a pair .*, got \(80.0, 80.0\)"),
         (NoColumn, rf"'message' combines {IN} channels with \d+ numbers, .*\.unsqueeze\(-1\)"),
         (NoReturn, "'message' returns None: return a tensor"),
