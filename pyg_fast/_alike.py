@@ -58,6 +58,6 @@ def option_error(option: str, name: str, known: Iterable[str]) -> TypeError:
     """The error for an option that a function or class does not have."""
     known = [each for each in known if each not in ('self', 'args', 'kwargs', 'refused')]
     return TypeError(
-        f"'{option}' is no option of {name}, which has {', '.join(known)}"
+        f"{name} got an unexpected keyword argument '{option}'; it has {', '.join(known)}"
         f'{did_you_mean(option, known)}'
     )

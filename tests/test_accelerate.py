@@ -695,10 +695,16 @@ def test_layers_that_are_not_registered() -> None:
     ('call', 'text'),
     [
         (lambda: pyg_fast.accelerate(GCNConv), "'model' must be a .*, got the class GCNConv$"),
-        (lambda: pyg_fast.accelerate(Pair(), verbos=True), r"'verbos' .* did you mean 'verbose'\?"),
-        (lambda: pyg_fast.nn.FusedMessagePassing(agr='sum'), r"'agr' is no option .*'aggr"),
-        (lambda: FusedGCNConv(8, 4, normalise=False), r"'normalise' is no .* mean 'normalize'\?"),
-        (lambda: FusedGCNConv(8, 4, unlike=3), r"'unlike' is no option of .*, decomposed_layers$"),
+        (
+            lambda: pyg_fast.accelerate(Pair(), verbos=True),
+            r"unexpected .* 'verbos'; .* mean 'verbose'\?",
+        ),
+        (
+            lambda: pyg_fast.nn.FusedMessagePassing(agr='sum'),
+            r"unexpected .* 'agr'; it has .*'aggr'\?",
+        ),
+        (lambda: FusedGCNConv(8, 4, normalise=False), r"'normalise'; it .* mean 'normalize'\?"),
+        (lambda: FusedGCNConv(8, 4, unlike=3), r"'unlike'; it has .*, decomposed_layers$"),
         (lambda: FusedSAGEConv(8, 4, aggr=['sum', 'maen']), r"'aggr' must be .* mean 'mean'\?"),
     ],
 )
