@@ -1,5 +1,6 @@
 """Replaces a model's layers by ours, and back."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -7,6 +8,7 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import GPSConv, MessagePassing
 
+from ._alike import naming_keywords
 from ._report import PLAIN, PYGS, SCRIPTED, WHY, AccelerateReport, LayerReport, table_of
 from .nn import (
     FusedGATConv,
@@ -18,8 +20,9 @@ from .nn import (
 )
 from .nn._checks import NO_AGGREGATION
 from .nn._explain import check_init
+from .nn._explain_own import updates_edges, warn_of_methods
 from .nn._layer import MADE, FusedModule
-from .nn.message_passing import fused_class, may_adopt, why_never
+from .nn.message_passing import FusedPropagate, fused_class, may_adopt, why_never
 from .ops._numbers import check_flag
 
 ModelT = TypeVar('ModelT', bound=Module)
@@ -34,6 +37,7 @@ _FUSED: dict[type, type[FusedModule]] = {
 _NAMES = {base.__name__ for base in _FUSED}
 
 
+@naming_keywords
 def accelerate(
     model: ModelT, *refused: object, verbose: bool = False, strict: bool = False
 ) -> ModelT:
@@ -87,7 +91,10 @@ def accelerate(
     reports = AccelerateReport(report for _, report in layers)
     if strict:
         _raise_where_pygs(reports)
+    _warn_of_unregistered(model, stacklevel=4)
     for conv, report in layers:
+        if isinstance(conv, MessagePassing):
+            warn_of_methods(conv, stacklevel=4)
         # One without an aggregation gets errors that tell so.
         is_ours = report.fused is not None or report.reason == NO_AGGREGATION
         is_ours = is_ours or (type(conv) not in _FUSED and _may_adopt(conv))
@@ -99,6 +106,23 @@ def accelerate(
     if verbose:
         print(_will_run(reports))
     return model
+
+
+def _warn_of_unregistered(model: Module, stacklevel: int) -> None:
+    """Warns of layers in a plain list, tuple or dict, which PyTorch does not find."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            parts = value.values() if type(value) is dict else value
+            if name.startswith('_') or not isinstance(value, (list, tuple, dict)):
+                continue
+            if any(isinstance(part, MessagePassing) for part in parts):
+                kind = 'ModuleDict' if type(value) is dict else 'ModuleList'
+                warnings.warn(
+                    f"'{path}{'.' * bool(path)}{name}' holds layers in a {type(value).__name__}, "
+                    'where PyTorch finds neither them nor their parameters: make it a torch.nn.'
+                    f'{kind}',
+                    stacklevel=stacklevel,
+                )
 
 
 def _may_adopt(module: Module) -> bool:
@@ -177,7 +201,8 @@ def restore(model: ModelT) -> ModelT:
 
 def _check_model(model: object) -> None:
     if not isinstance(model, Module):
-        raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
+        got = f'the class {model.__name__}' if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"'model' must be a torch.nn.Module, got {got}")
 
 
 def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
@@ -206,7 +231,8 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
                 reason = why if reason is None else f'{reason}; compiled: {why}'
             how = module._fused_how() if error is None else None
             sorts = '' if how is None else module._last_sorted
-            made = bool(sorts), error, sorts == MADE
+            updates = isinstance(module, FusedPropagate) and updates_edges(module)
+            made = bool(sorts), error, sorts == MADE, updates
             yield module, LayerReport(name, layer, fused, reason, ran, how, compiled, *made)
         elif isinstance(module, MessagePassing) or cls is GPSConv:
             ours = _FUSED.get(cls)

@@ -21,6 +21,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from ._accelerate import accelerate, accelerate_report, restore
+from ._alike import naming_keywords
 from ._batches.step import check_loss, check_requires_grad
 from ._capture import capture as capture_step
 from ._compile import compile as compile_accelerated
@@ -76,6 +77,7 @@ class Benchmark:
         return f'{self.title}\n{table_of(head, lines)}\n\n{self.report}'
 
 
+@naming_keywords
 def benchmark(
     model: Module,
     data: Data | HeteroData,

@@ -15,6 +15,7 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
+from ._alike import naming_keywords
 from ._compiled_layers import LayerNotes, note_alike
 from ._small_tables import decompositions
 from .errors import OptionError
@@ -29,6 +30,7 @@ _WIDE = 512  # With fewer edges than pay for so many features, kernels do not ru
 Options: TypeAlias = dict[str, str | int | bool | Callable[..., object]]  # of Inductor
 
 
+@naming_keywords
 def compile(
     model: Module, *, fullgraph: bool = False, dynamic: bool | None = None,
     mode: str | None = None, options: Options | None = None,

@@ -1,13 +1,14 @@
 """Notes on layers what runs them in compiled code, for reports."""
 
 from collections.abc import Iterator
+from types import MethodType
 from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 from .nn._checks import HOOKED
-from .nn._layer import ARGUMENTS, FusedLayer, FusedModule, traced
+from .nn._layer import ARGUMENTS, NOT_TOLD, OTHER_BACKEND, FusedLayer, FusedModule, traced
 from .nn._modules import hooks_of
 
 
@@ -38,7 +39,9 @@ class LayerNotes:
         for key in others - kernels:
             layer = self._layers[key]
             hooked = isinstance(layer, FusedLayer) and any(hooks_of(vars(layer)))
-            reason = HOOKED if hooked else ARGUMENTS
+            noted = layer._last_compiled  # in this trace
+            noted = ARGUMENTS if noted in (None, '', OTHER_BACKEND, NOT_TOLD) else noted
+            reason = HOOKED if hooked else noted
             self._found[key] = type(layer)._fused_why_never(layer) or reason
         for key in kernels:
             self._found[key] = ''
@@ -89,9 +92,9 @@ def note_alike(model: Module) -> None:
 
 
 def _owner_of_frame() -> object:
-    """The module of the frame that Dynamo compiles: `self`, or the first layer where a frame goes
-    on after a graph break. None if torch lacks the private name that tells, or compiles no
-    frame."""
+    """The module of the frame that Dynamo compiles: `self`, or the first layer, or that of the
+    first method, where a frame goes on after a graph break. None if torch lacks the private name
+    that tells, or compiles no frame."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -99,5 +102,6 @@ def _owner_of_frame() -> object:
     except (ImportError, AttributeError):
         return None
     # A proxy may raise an error when asked its class.
-    first = (x for x in local.values() if issubclass(type(x), FusedModule))
+    owners = (x.__self__ if type(x) is MethodType else x for x in local.values())
+    first = (x for x in owners if issubclass(type(x), FusedModule))
     return local['self'] if 'self' in local else next(first, None)

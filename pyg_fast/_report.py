@@ -15,6 +15,10 @@ LOST = (
     'edges are sorted at each call, as forward makes a new list of them: what does so alike each '
     'time, such as add_self_loops, belongs before ToCSR, on the data'
 )
+EDGES = (
+    "edge_update runs PyG's code, with a row for each edge: what message alone reads of it, such "
+    'as an attention, belongs into message, and is a part of the kernel then'
+)
 WHY = 'why not a kernel'
 RAISED = 'its last call raised'
 _PLACE = r'File "[^"]*", line \d+'
@@ -41,6 +45,8 @@ class LayerReport(NamedTuple):
     - **error** (str, optional): what the last eager call raised
     - **remakes** (bool): whether the list that ours sorted is one that :obj:`forward` made of
       another, whose preparation is lost, as by :obj:`add_self_loops`
+    - **updates_edges** (bool): whether the layer is a user's that has an :obj:`edge_update`, which
+      PyG's code runs whatever runs :obj:`message`
     """
 
     name: str
@@ -53,6 +59,7 @@ class LayerReport(NamedTuple):
     sorts: bool = False
     error: str | None = None
     remakes: bool = False
+    updates_edges: bool = False
 
     @property
     def runs_on(self) -> str:
@@ -97,7 +104,15 @@ class AccelerateReport(list[LayerReport]):
         return table_of(
             ('layer', 'class', 'runs on'),
             [(r.name or '(model)', r.layer, r.runs_on) for r in self],
-            [{WHY: r.reason, 'what helps': r.cure, RAISED: r.error} for r in self],
+            [
+                {
+                    WHY: r.reason,
+                    'what helps': r.cure,
+                    RAISED: r.error,
+                    'beside': EDGES if r.updates_edges else None,
+                }
+                for r in self
+            ],  # fmt: skip
         )
 
     __str__ = __repr__

@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ from torch_geometric.nn import (
     SGConv,
     to_hetero,
 )
+from torch_geometric.typing import OptTensor
 from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 import pyg_fast
@@ -197,7 +199,8 @@ def test_a_layer_itself() -> None:
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None, False, None, False)
+    assert report[:7] == ('', 'GCNConv', 'FusedGCNConv', None, None, None, None)
+    assert report[7:] == (False, None, False, False)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
@@ -527,6 +530,189 @@ def test_report_of_compiled_code() -> None:
     assert not any('_last_compiled' in vars(layer) for layer in model.modules())
 
 
+class Beside(MessagePassing):
+    """Reads of all edges, and of edges alone."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.score = how, torch.nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, kept: Tensor) -> Tensor:
+        row, col = edge_index
+        if self.how == 'largest':  # As the cure of a reduction over edges says.
+            score = self.score(torch.cat([x[col], x[row]], -1))
+            return self.propagate(edge_index, x=x, kept=kept, largest=score.max())
+        if self.how == 'number':
+            return self.propagate(edge_index, x=x, kept=kept, largest=x.max().item())
+        size = (NODES, NODES) if self.how == 'size' else None
+        return self.propagate(edge_index, x=x, kept=kept, size=size, largest=1)
+
+
+class Kept(Beside):
+    def message(self, kept: Tensor) -> Tensor:
+        return kept.relu()
+
+
+class Scaled(Beside):
+    def message(self, x_j: Tensor, largest: Tensor) -> Tensor:
+        return x_j / largest
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(
+    ('layer', 'reason'),
+    [
+        (Kept('alone'), 'no input of nodes'),
+        (Kept('size'), None),
+        (Scaled('largest'), None),
+        (Scaled('number'), None),
+    ],
+)
+def test_report_of_what_stands_beside_nodes(layer: Beside, reason: str | None) -> None:
+    """The same in eager mode and in compiled code."""
+    torch._dynamo.reset()
+    (x, edge_index), model = graph(), copy.deepcopy(layer)
+    given = x, edge_index, torch.randn(200, 8)
+    ours, eager = pyg_fast.accelerate(layer), pyg_fast.accelerate(copy.deepcopy(model))
+    with pyg_fast.small_graphs('kernel'):
+        outs = [torch.compile(ours, backend=Backend())(*given), eager(*given)]
+    for each, out, runs_on in zip((ours, eager), outs, ('compiled: ', ''), strict=True):
+        torch.testing.assert_close(out, model(*given))
+        (report,) = pyg_fast.accelerate_report(each)
+        assert report.reason == reason
+        assert report.runs_on == runs_on + ('kernel' if reason is None else "PyG's code")
+        assert reason is None or report.cure.startswith('the number of nodes: propagate(edge_index')
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_report_of_a_call_that_failed_while_it_was_compiled() -> None:
+    class Fails(Told):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j.view(-1, 3)
+
+    torch._dynamo.reset()
+    model, (x, edge_index) = pyg_fast.compile(Fails('')), graph()
+    with pytest.raises(RuntimeError, match='invalid for input of size'):
+        model(x, edge_index[:, :5])
+    (report,) = pyg_fast.accelerate_report(model)
+    assert report.reason == 'torch.compile did not tell what runs it, as where it raised an error'
+    assert report.cure.startswith('a call without torch.compile, whose error')
+
+
+class Attends(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        gate = self.edge_updater(edge_index, x=x)
+        return self.propagate(edge_index, x=x, gate=gate)
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.score(torch.cat([x_i, x_j], -1))
+
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return gate * x_j
+
+
+class AttendsInMessage(Attends):
+    edge_update = MessagePassing.edge_update
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:  # type: ignore[override]
+        return self.score(torch.cat([x_i, x_j], -1)) * x_j
+
+
+def test_report_of_an_edge_update() -> None:
+    """PyG's code runs it beside the kernel; in the message it is a part of that."""
+    one, other = (pyg_fast.accelerate(cls()) for cls in (Attends, AttendsInMessage))
+    other.load_state_dict(one.state_dict())
+    with pyg_fast.small_graphs('kernel'):
+        given = graph()
+        torch.testing.assert_close(one(*given), other(*given))
+    first, second = (pyg_fast.accelerate_report(each) for each in (one, other))
+    assert (first[0].runs_on, second[0].runs_on) == ('kernel', 'kernel')
+    assert "    beside: edge_update runs PyG's code" in str(first)
+    assert 'beside' not in str(second)
+
+
+class Mistyped(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_atr=x, other=x)
+
+    def mesage(self, x_j: Tensor) -> Tensor:
+        return 2 * x_j
+
+    def helper(self) -> None:
+        self.updates()
+
+    def updates(self) -> None:
+        """Called in the class, so it is no mistake."""
+
+    def message(self, x_j: Tensor, edge_attr: OptTensor = None) -> Tensor:
+        return x_j
+
+
+class MistypedMethod(Mistyped):
+    message = MessagePassing.message
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+def test_names_that_are_almost_those_of_pyg() -> None:
+    x, edge_index = graph()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter('always')
+        layers = [pyg_fast.accelerate(cls()) for cls in (Mistyped, MistypedMethod, MistypedMethod)]
+        for layer in (*layers, layers[0]):
+            layer(x, edge_index)
+    assert [(str(each.message).partition("' ")[0], each.filename) for each in warned] == [
+        ("'MistypedMethod.mesage", __file__), ("'edge_atr", __file__),
+    ]  # fmt: skip
+    assert "did you mean 'message'?" in str(warned[0].message)
+    assert "did you mean 'edge_attr'?" in str(warned[1].message)
+
+
+def test_layers_that_are_not_registered() -> None:
+    class Lists(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Module()
+            self.inner.convs, self.inner.sizes = [GCNConv(8, 8)], [8, 8]
+            self.known = ModuleList([GCNConv(8, 8)])
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter('always')
+        pyg_fast.accelerate(Lists())
+    assert [each.filename for each in warned] == [__file__]
+    assert str(warned[0].message).startswith("'inner.convs' holds layers in a list, where PyTorch")
+
+
+@pytest.mark.parametrize(
+    ('call', 'text'),
+    [
+        (lambda: pyg_fast.accelerate(GCNConv), "'model' must be a .*, got the class GCNConv$"),
+        (
+            lambda: pyg_fast.accelerate(Pair(), verbos=True),
+            r"unexpected .* 'verbos'; .* mean 'verbose'\?",
+        ),
+        (
+            lambda: pyg_fast.nn.FusedMessagePassing(agr='sum'),
+            r"unexpected .* 'agr'; it has .*'aggr'\?",
+        ),
+        (lambda: FusedGCNConv(8, 4, normalise=False), r"'normalise'; it .* mean 'normalize'\?"),
+        (lambda: FusedGCNConv(8, 4, unlike=3), r"'unlike'; it has .*, decomposed_layers$"),
+        (lambda: FusedSAGEConv(8, 4, aggr=['sum', 'maen']), r"'aggr' must be .* mean 'mean'\?"),
+    ],
+)
+def test_options_that_are_misspelt(call: Callable[[], object], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        call()
+
+
 @pytest.mark.filterwarnings('ignore')
 def test_report_of_layers_that_other_backends_compile() -> None:
     """Kernels written for layers run there, too; messages are for ours."""
@@ -705,6 +891,7 @@ def by_mask(x: Tensor) -> Tensor:
     return out
 
 
+LSTM = torch.nn.LSTM(8, 8, batch_first=True)
 ATTENTION = torch.nn.MultiheadAttention(8, 2, batch_first=True)
 VALUE = 'message reads a value of a tensor'
 NO_OPERATION = ', which is no operation on tensors'
@@ -712,7 +899,9 @@ ASKS = 'message asks for the number of edges or nodes, by if or in an operation'
 SHAPE = 'the shape of a value depends on values of a tensor'
 # What a message does, the reason, and a word of what helps.
 SEEN = [
-    (lambda x: x * x.sum().item(), 'a reduction over edges', 'what one edge needs alone'),
+    (lambda x: x * x.sum().item(), 'a reduction over edges', 'computed in forward'),
+    (lambda x: x / x.abs().max(), 'a reduction over edges', 'largest=score.max()'),
+    (lambda x: (x * 1j).real, 'message computes with complex numbers', 'real and imaginary'),
     (lambda x: x * int(x.sum()), VALUE, 'torch.where'),
     (lambda x: x * bool(x.sum() > 0), VALUE, 'torch.where'),
     (lambda x: torch.tensor(x.tolist()), VALUE, 'torch.where'),
@@ -729,6 +918,10 @@ SEEN = [
     (lambda x: matrix_norm(x.view(-1, 4, 2), ord=1)[:, None], ASKS, 'm.abs().sum(-2).amax(-1)'),
     (lambda x: x / x.size(0), 'the number of edges or nodes is used as a number', 'as a tensor'),
     (asserts, 'message asserts', 'in forward'),
+    (lambda x: x * torch.rand(x.size(0), 1), 'the number of edges or nodes', 'noise drawn in for'),
+    (lambda x: LSTM(x[:, None])[0][:, 0], 'an LSTM, GRU or RNN in message', 'torch.nn.GRUCell'),
+    (lambda x: x + x.flip(0), 'a flip along the edges', 'what one edge needs alone in message'),
+    (lambda x: x.round(decimals=2), 'aten.round.decimals has', 'torch.round(x * 100) / 100'),
     (lambda x: x + torch.randn_like(x), 'aten.randn_like.default has', 'a row for each edge'),
     (lambda x: gumbel_softmax(x, dim=-1), 'aten.exponential.default has', 'a row for each edge'),
     (lambda x: Sign.apply(x), 'a custom autograd.Function in message', 'detach'),
@@ -916,7 +1109,7 @@ def test_report_of_a_call_that_raised() -> None:
         layer(x[:, :5], edge_index)
     (report,) = pyg_fast.accelerate_report(layer)
     assert (report.runs_on, report.ran, report.sorts) == ('raised an error', None, False)
-    assert 'its last call raised: RuntimeError: The size of tensor a (5) must' in str(
+    assert "its last call raised: ShapeError: 'forward' cannot compute x + self.norm.weight" in str(
         pyg_fast.accelerate_report(layer)
     )
     layer(x[:, :8], edge_index)
@@ -986,7 +1179,10 @@ def test_a_missing_attribute_is_of_the_users_class() -> None:
     for size in ('kernel', 'pyg'):
         with pyg_fast.small_graphs(size), pytest.raises(AttributeError) as error:
             layer(x, edge_index)
-        assert str(error.value) == "'Misspelled' object has no attribute 'nrom'"
+        text = "'Misspelled' object has no attribute 'nrom'; did you mean 'norm'?"
+        assert str(error.value) == text
+        assert 'Did you mean' not in traceback.format_exc()  # Python would repeat it.
+        assert pyg_fast.accelerate_report(layer)[0].error == f'AttributeError: {text}'
 
 
 def test_all_operations_without_a_kernel_are_named() -> None:
@@ -1029,7 +1225,7 @@ def test_the_reason_for_numpy_is_the_users() -> None:
     (report,) = pyg_fast.accelerate_report(layer)
     assert report.reason.startswith('message converts to NumPy (File ')
     assert report.reason.endswith('return torch.from_numpy(x_j.numpy() % 0.3).float())')
-    assert report.cure == "torch's operations in place of NumPy's"
+    assert report.cure.startswith("torch's operations in place of NumPy's")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # The parts that each part may import. A part without an entry may import every other one.
-RAW = {'ops._library', 'ops._edges', 'ops._numbers', '_lazy', '_progress', 'errors'}
+RAW = {'ops._library', 'ops._edges', 'ops._numbers', '_alike', '_lazy', '_progress', 'errors'}
 OPS = RAW | {'sparse', 'ops'}
 GRAPH = OPS | {'graph'}
 FUNCTIONS = GRAPH | {'functional'}
 CORE = FUNCTIONS | {'message', 'attention', 'nn', 'transforms', 'loader'}
 BELOW: dict[str, set[str]] = {
+    '_alike': set(),
     '_lazy': set(),
     'errors': set(),
     '_progress': set(),

@@ -1,6 +1,7 @@
 """Captures a user's message as a program: what Dynamo traced, traced again for one edge."""
 
 import operator
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -239,7 +240,7 @@ def check_functions(graph: GraphModule) -> None:
             raise Refused('one_hot without a conversion' + last_place(node.stack_trace or ''))
         value = node.meta.get('example_value')
         if isinstance(value, Tensor) and value.is_complex():
-            raise Refused(f'{name} makes complex numbers{last_place(node.stack_trace or "")}')
+            raise Refused(_of_complex(node, name))
         if name == 'detach' or _method(node) == 'detach' or target in _MODES:
             continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)
@@ -249,6 +250,17 @@ def check_functions(graph: GraphModule) -> None:
         if _hides_a_size(node):
             place = last_place(node.stack_trace or '')
             raise Refused(f'the number of edges or nodes is used as a number{place}')
+
+
+def _of_complex(node: Node, name: str) -> str:
+    """The reason to refuse complex numbers, by the argument of the message that holds them, or the
+    function that makes them, if the user's line has it."""
+    place = last_place(node.stack_trace or '')
+    found = re.search(r'_inputs_(?:src|dst|edge|row)_(\w+?)_?$', name)
+    if found is not None:
+        return f"'{found[1]}' holds complex numbers"
+    is_written = re.search(rf'(?<!\w){name}\(', place) is not None
+    return (f'{name} makes' if is_written else 'message computes with') + f' complex numbers{place}'
 
 
 def _slices_by_a_size(node: Node) -> bool:

@@ -22,9 +22,14 @@ _OF_CHOICES = (
     'self.lins[r](x_j), out); or of h = torch.stack(results, 1) with a row for each type '
     '(F.one_hot(edge_type, num_types).to(h.dtype).unsqueeze(-1) * h).sum(1)'
 )
+_OF_NOISE = (
+    'the noise drawn in forward with a row for each edge, as by torch.randn(edge_index.size(1), '
+    '16), and passed to propagate'
+)
 # By what is refused and what the user's line calls.
 _BY_LINE = (
     (r'^aten\.scatter_add', r'\bdegree\(', _OF_DEGREES),
+    (r'^the number of edges or nodes is used', r'\b(rand|randn|randint|bernoulli)\(', _OF_NOISE),
     (r'^a number that changes', r'\b(softmax|scatter)\(', _OF_COUNTS),
     (
         r'^aten\.arange|^the number of edges or nodes is used',
@@ -84,6 +89,12 @@ _CURES = [
     (r'^aten\.(remainder|fmod)|^a remainder of', 'x - c * torch.floor(x / c) for x % c, and '
      'x - c * torch.round(x / c) for the nearest image in a period c'),
     (r'^aten\.floor_divide|a division that rounds', 'torch.floor(x / c)'),
+    (r'^aten\.round\.decimals', 'torch.round(x * 100) / 100'),
+    (r'^an LSTM, GRU or RNN', 'the LSTM of nodes in forward; for one step torch.nn.GRUCell, as in '
+     'self.cell(x_j, x_i)'),
+    (r"^'update' reads", 'that part of update in forward, after propagate'),
+    (r'^a conversion to b?float', 'what propagate gets converted in forward, as x.half(), or '
+     'torch.autocast around the layer'),
     (r'^a norm of order', 'an order that is not negative'),
     (r'^a norm that converts', 'x.double().norm(dim=-1), as the features of the layer'),
     (r'^rrelu', 'F.leaky_relu, or F.rrelu in evaluation'),
@@ -114,8 +125,7 @@ _CURES = [
     (r'autograd\.Function', "torch's operations with detach, for a straight-through gradient "
      'y + (z - y).detach(); or the function in forward'),
     (r'aten\.(rand|bernoulli|normal|exponential|uniform|cauchy|geometric|log_normal|multinomial|'
-     r'poisson)', 'the noise drawn in forward with a row for each edge, as by '
-     'torch.randn(edge_index.size(1), 16), and passed to propagate'),
+     r'poisson)', _OF_NOISE),
     (r'a conversion to (int|bool)', 'in place of one_hot rows of a buffer by an integer that '
      'propagate gets: self.eye[kind] of torch.eye(5); of a count first (x_j > 0).sum(-1)'
      '.to(x_j.dtype); other conversions in forward'),
@@ -147,10 +157,10 @@ _CURES = [
     (r'aten\.index_put', 'torch.where(mask, values, x) in place of x[mask] = values'),
     (r'an index of more than', 'x.index_select(1, index) in forward, on the nodes'),
     (r'across the edges|a reduction over edges|^aten\.(max|min)\.dim along the edges|'
-     r'^aten\.(mean|sum|max|min|prod|std|var|norm)\.default', 'what one edge needs alone in '
-     'message; of all edges in forward, given to propagate: propagate(edge_index, x=x, '
-     'mean=x[edge_index[0]].mean(0, keepdim=True)); of the neighbours of a node aggr, or '
-     'torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
+     r'^aten\.norm\.default', 'what all edges give together computed in forward, where x_j is '
+     'x[edge_index[0]] and x_i is x[edge_index[1]], and given to propagate: propagate(edge_index, '
+     'x=x, mean=x[edge_index[0]].mean(0, keepdim=True)), or largest=score.max(); of the neighbours '
+     'of a node aggr, or torch_geometric.utils.softmax(x, index, num_nodes=size_i)'),
     (r'^message calls one_hot without', 'the number of classes: F.one_hot(edge_type, 5).float()'),
     (r'^one_hot without', 'a conversion: F.one_hot(edge_type, 5).float(), or .to(x_j.dtype)'),
     (r'^aten\.(scatter_reduce|scatter_add)\b', _OF_COUNTS),
@@ -182,6 +192,8 @@ _CURES = [
     (r'TorchScript|jit', 'torch.compile in place of TorchScript'),
     (r'torch\.(func|fx|export)|forward-mode', 'a call outside of the transform; to export, '
      'pyg_fast.export'),
+    (r'torch\.compile did not tell', 'a call without torch.compile, whose error or report tells '
+     'more'),
     (r'torch\.compile (is active|has another backend)|does not tell what it captured',
      'pyg_fast.compile(model)'),
     (r'fuse=False', 'fuse=True'),
@@ -200,7 +212,7 @@ _CURES = [
     (r'hooks', 'no hooks while it trains'),
     (r'BatchNorm|batch normalization', 'normalize the nodes in forward, or use LayerNorm'),
     (r'writes? into', 'the write in forward or update, after propagate; in message new tensors'),
-    (r'(converts to|calls) NumPy', "torch's operations in place of NumPy's"),
+    (r'(converts to|calls) NumPy', "torch's operations in place of NumPy's, and of numbers math's"),
     (r'fill_value=', "fill_value='mean' or a number, or add_self_loops=False"),
     (r'aggr=', "aggr='add': this layer has kernels for sums alone"),
     (r'overrid|patched|replaced|observed', "PyG's own methods: changes belong into message"),
@@ -228,11 +240,18 @@ _OF_LAYER_NORM = (
 )
 
 
+_OF_NORMS = (
+    'the norm of nodes in forward, or torch.nn.LayerNorm in message: this one takes statistics of '
+    'all edges together'
+)
+
+
 def cure_of(reason: str) -> str:
     """What helps against a reason for PyG's code; a page of the manual where nothing else does."""
     what, _, place = reason.partition(' (File ')  # The user's code may hold any word.
-    if re.match(r'"[^"]*torch_geometric.nn.norm.layer_norm\.py"', place):
-        return _OF_LAYER_NORM
+    norm = re.match(r'"[^"]*torch_geometric.nn.norm.(\w+)\.py"', place)
+    if norm is not None:
+        return _OF_LAYER_NORM if norm[1] == 'layer_norm' else _OF_NORMS
     for pattern, line, cure in _BY_LINE:
         if re.search(pattern, what) and re.search(line, place):
             return cure

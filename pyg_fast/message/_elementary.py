@@ -16,6 +16,7 @@ from torch import Tensor
 from ._ir import Refused
 
 _LOG_2 = math.log(2)
+_MANY = 90_000  # No channels: sizes of edges and nodes while a message is traced are larger.
 _MAX_FLIPPED = 128  # each is a value of its own
 _MAX_IN_TURN = 16  # channels of which each is computed from the one before
 _FAR = 1e9  # The square of such a number is the same beside 1.
@@ -139,6 +140,8 @@ def isfinite(x: Tensor) -> Tensor:
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
     for dim in dims:
+        if x.size(dim) >= _MANY:
+            raise Refused('a flip along the edges')
         if x.size(dim) > _MAX_FLIPPED:
             raise Refused(f'a flip of more than {_MAX_FLIPPED} channels')
         x = torch.cat([x.narrow(dim, k, 1) for k in reversed(range(x.size(dim)))], dim)

@@ -45,6 +45,7 @@ _OF_FLAGS = {'mul': 'logical_and', 'add': 'logical_or'}  # results that are flag
 _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 'amin'}
 # Reductions over the edges of each destination, by their names in torch.
 _ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
+OVER_EDGES = 'a reduction over edges'
 _ATTENTION = 'nn.MultiheadAttention in message has no kernel'
 _MAX_LOOKED_UP = 512  # numbers of a table for each edge: gradients of an edge have as many
 OVER_SOURCES = 'a softmax or another reduction over the edges of each source'
@@ -795,7 +796,7 @@ class Parser:
             dims = list(range(rank))
         lead = self._edge_dim(args[0]) or 0
         if self._is_on_edges(node) and any(k % rank == lead for k in dims):
-            raise Refused('a reduction over edges')
+            raise Refused(OVER_EDGES)
         places = [self._dim(k, node) for k in dims]
         out = program.reduce(_REDUCTIONS.get(target, 'sum'), x, places)
         if target is aten.mean.dim:
@@ -853,8 +854,14 @@ def _written(node: Node) -> object:
     return node.meta.get('original_aten') or node.target
 
 
+# Operators that reduce all dimensions of a value.
+_OF_ALL = [f'aten.{name}.default' for name in ('max', 'min', 'mean', 'sum', 'prod', 'std', 'var')]
+
+
 def _without_kernel(node: Node, of: str) -> str:
     """Names an operator without a kernel, with what it is `of`, and all others of its graph."""
+    if str(_written(node)) in _OF_ALL and not of:
+        return OVER_EDGES
     others = (
         _written(each) for each in node.graph.nodes
         if each.op == 'call_function' and each.users and each.target not in {*_readers, *_MAKERS}

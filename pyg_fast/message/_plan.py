@@ -332,7 +332,9 @@ def _simplify(
         program, outputs = _push_maps(parts, ats, fold)
         for output in outputs:
             if not is_float(program[output].dtype):
-                raise Refused(f'a message of {program[output].dtype}')
+                dtype = program[output].dtype
+                is_complex = dtype.startswith('complex')
+                raise Refused(f'a message of {"complex numbers" if is_complex else dtype}')
             if program.dependence(output) == PARAM:
                 raise Refused('the message does not depend on an edge')
         tail, shape = None, program[outputs[0]].shape

@@ -110,12 +110,13 @@ def _layer_name(node: Node) -> str:
 
 
 def _merge_duplicates(graph: FxGraph) -> None:
-    """Merges equal calls that sort edges or take a row of them: each layer has its own."""
+    """Merges equal calls that sort edges or take a row of them: each layer has its own. Rows that
+    no message gathers by stay apart: what `forward` computes of them varies by no message."""
     first_of: dict[object, Node] = {}
     for node in list(graph.nodes):
         sorts = is_call(node, _markers.csr)
         if sorts or (node.op == 'call_function' and node.target is operator.getitem):
-            key = node.target, node.args
+            key = node.target, node.args, sorts or any(map(is_marker, node.users))
             try:
                 first = first_of.setdefault(key, node)
             except TypeError:  # An index that is a slice.

@@ -108,6 +108,7 @@ _TERMS = (
     (r'Failed to trace builtin operator.*?builtin operator `(\w+)`', _NO_OPERATION),
     (r'marked as skipped.*?(?:function|builtin) `(?:<unknown module>\.)?([\w.]+?)\.?`',
      _NO_OPERATION),
+    (r'Attempted to wrap RNN, GRU, or LSTM', 'an LSTM, GRU or RNN in message'),
     (r'using `(torch\.autograd\.\w+)`', _NO_OPERATION),
     (r'isinstance\(\) cannot determine type',
      'message cannot be traced: it reads what has no known type'),

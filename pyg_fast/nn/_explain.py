@@ -13,6 +13,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.data.data import BaseData
 from torch_geometric.nn import (
@@ -29,16 +30,18 @@ from torch_geometric.nn import (
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.typing import SparseTensor
 
+from .._alike import did_you_mean, option_error
 from ..errors import DeviceError, DtypeError, EdgesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, is_stream_capturing, raise_index_error
 from ..ops._numbers import check_share
 from ..ops.cbsr import CBSR
 from ..sparse.graph import check_node_counts
+from ._explain_code import TWO_TENSORS, check_expression, frames_of, reads, users_frame
 from ._explain_own import (
-    TWO_TENSORS,
     arguments_of_operator,
     check_embedding,
+    check_features_of_nodes,
     check_first,
     check_inner,
     check_joined,
@@ -47,17 +50,15 @@ from ._explain_own import (
     check_numbers,
     check_rows,
     embedding_of,
-    frames_of,
     frames_of_method,
     indices_of,
     is_about,
     is_own,
     is_users,
+    name_error,
     propagated,
     read_by,
-    reads,
     rows_error,
-    users_frame,
 )
 
 T = TypeVar('T')
@@ -76,6 +77,8 @@ _LEAST = {
     'in_channels': -1, 'hidden_channels': 0, 'out_channels': 0, 'channels': 1, 'num_layers': 1,
     'heads': 1, 'edge_dim': -1,
 }  # fmt: skip
+# Names of aggregations that others may be meant for.
+_AGGRS = 'add', 'sum', 'mean', 'max', 'min', 'mul', 'var', 'std', 'softmax', 'powermean', 'median'
 # What torch says of arguments of its functions that are no tensors.
 _NO_TENSOR = r"(?:argument '\w+' .*must be Tensor, not|expected Tensor .* but got) (?:\w+\.)*(\w+)"
 # By functions that look up rows, of torch and ours: the table.
@@ -100,12 +103,14 @@ def explain(
     """
     if isinstance(error, torch.OutOfMemoryError) or is_stream_capturing():  # Reads would end it.
         return None
+    if '(strict=True)' in str(error):  # It is the report.
+        return None
     try:
         check_init(conv)
     except AttributeError as lacking:
         return lacking
     if is_users(conv, error):
-        return None
+        return name_error(conv, error) if isinstance(error, NameError) else None
     text = str(error)
     try:
         signature = inspect.signature(type(conv).forward)
@@ -149,15 +154,26 @@ def naming_options(init: Callable[Concatenate[T, P], None]) -> Callable[Concaten
         try:
             init(self, *args, **kwargs)
         except EXPLAINED as error:
-            _explain_options(init, args, kwargs, error)
+            _explain_options(self, init, args, kwargs, error)
             raise
 
     return naming
 
 
+def _options_of(cls: type) -> list[str]:
+    """The options of a class of layers; none of what stands below PyG's."""
+    init = vars(cls).get('__init__')
+    return list(inspect.signature(init).parameters) if init and cls is not Module else []
+
+
 def _explain_options(
-    init: Callable, args: Sequence[object], kwargs: Mapping[str, object], error: Exception
-) -> None:
+    of: object, init: Callable, args: Sequence[object], kwargs: Mapping[str, object],
+    error: Exception,
+) -> None:  # fmt: skip
+    found = re.search(r"got an unexpected keyword argument '(\w+)'$", str(error))
+    if found is not None and found[1] in kwargs:
+        known = [name for base in type(of).__mro__ for name in _options_of(base)]
+        raise option_error(found[1], type(of).__name__, dict.fromkeys(known)) from error
     try:
         given = inspect.signature(init).bind(None, *args, **kwargs).arguments
     except TypeError:  # It says which argument is missing, or not known.
@@ -180,10 +196,12 @@ def _explain_options(
         return
     parts = aggr if isinstance(aggr, (tuple, list)) else (aggr,)
     is_known = all(part is None or isinstance(part, (str, Aggregation)) for part in parts)
-    if not is_known or (aggr is not None and str(error).startswith(f'Could not resolve {aggr!r}')):
+    wrong = [p for p in parts if p and str(error).startswith(f'Could not resolve {p!r}')]
+    if not is_known or wrong:
+        alike = did_you_mean(wrong[0], _AGGRS) if wrong and type(wrong[0]) is str else ''
         raise ValueError(
             f"'aggr' must be a name such as 'mean', an Aggregation, or a list of these, got "
-            f'{aggr!r}'
+            f'{aggr!r}{alike}'
         ) from error
     if 'embed_dim must be divisible' in str(error):
         raise ValueError(
@@ -349,6 +367,7 @@ def _check_call(
 
 def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> None:
     """Raises for the argument of a call that an error speaks of."""
+    check_features_of_nodes(conv, error)
     check_numbers(conv, given, error)
     _check_numbers_of_rows(conv, given, error)
     check_embedding(conv, error)
@@ -359,6 +378,7 @@ def _check_error(conv: Any, given: Mapping[str, object], error: Exception) -> No
     check_rows(conv, given, error)
     if isinstance(conv, MessagePassing):
         check_message(conv, error)
+    check_expression(error)
 
 
 def check_init(module: object) -> None:

@@ -3,15 +3,14 @@
 import ast
 import dis
 import inspect
-import linecache
 import math
 import re
-import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from itertools import pairwise
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch_geometric.utils._softmax as softmax_of_pyg
@@ -19,34 +18,53 @@ from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Sequential
 from torch_geometric.nn import Linear as LinearOfPyG
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter
 
+from .._alike import did_you_mean, names_alike
 from ..errors import DeviceError, DtypeError, EdgesError, IndicesError, OptionError, ShapeError
 from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, is_capturing, is_list, raise_index_error
 from ..ops._transforms import transforms_traced
+from ._checks import OF_GRAPH
+from ._explain_code import (
+    LIBRARIES,
+    OF_SHAPES,
+    TWO_TENSORS,
+    Operand,
+    failed,
+    frames_of,
+    is_library,
+    line_of,
+    operand,
+    operands,
+    reads,
+    users_expression,
+    value_of,
+)
 
-# What torch says of two sizes that must be the same.
-TWO_TENSORS = r'size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)'
 # The methods of a layer that PyG calls, and what passes them their arguments.
 _CALLERS = {
     'message': 'propagate', 'aggregate': 'propagate', 'update': 'propagate',
     'edge_update': 'edge_updater',
 }  # fmt: skip
-_LIBRARIES = ('torch', 'torch_geometric', 'pyg_fast')
-_OF_PYTHON = str(Path(inspect.__file__).parent)
 # Words of torch and PyG by what they complain of; the first class that fits counts.
-_OF_SHAPES = r'size|shape|dim|match|[Ee]xpect|Encountered|mat1|range|\dD\b'
 _TOPICS: tuple[tuple[type[Exception], str], ...] = (
     (DtypeError, r'dtype|type|Long|Double|Half|Float|Bool|integer|indices'),
     (DeviceError, r'device|meta'),
-    (ShapeError, _OF_SHAPES),
+    (ShapeError, OF_SHAPES),
     (
         TypeError,
         r"must be Tensor|NoneType|'(?!Tensor)\w+' object|support|iterable|subscript|[Ee]xpect",
     ),
     (IndexError, r'ind(ex|ices)|range|bounds|size|Encountered| must hold '),
-    (ValueError, f'{_OF_SHAPES}|NoneType|must be Tensor'),
+    (ValueError, f'{OF_SHAPES}|NoneType|must be Tensor'),
 )
+# What helps where a message returns what is no tensor.
+_JOINED = ": torch.cat([a, b], -1) joins channels, and an 'aggregate' of the layer takes several"
+_CURES_OF_RESULTS = {
+    'tuple': _JOINED, 'list': _JOINED, 'dict': ": an 'aggregate' of the layer takes several values",
+    'ndarray': ": NumPy's functions have no gradient, use torch's of the same name",
+}  # fmt: skip
 # What PyG's code says of nodes that do not exist.
 _BEYOND = (' must hold ', 'larger than', 'expected size', "invalid 'dim_size'")
 # And of edges to or from such nodes.
@@ -54,11 +72,6 @@ _NO_NODES = (
     r"^Found (negative )?indices in 'edge_index'|^Encountered invalid 'dim_size'|"
     r'^index -?\d+ is out of bounds for dimension'
 )
-
-
-def frames_of(error: Exception) -> list[FrameType]:
-    """The calls that an error has ended, from the outermost on."""
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def frames_of_method(conv: Any, name: str, frames: Sequence[FrameType]) -> list[FrameType]:
@@ -80,21 +93,6 @@ def rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeErr
         f"'{name}' must have shape {[num_edges, *value.shape[1:]]}, a row for each edge of "
         f"'{edges}', got {list(value.shape)}"
     )
-
-
-def _line(frame: FrameType) -> str:
-    """The line at which a call ended."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-
-
-def reads(frame: FrameType, *names: str) -> bool:
-    """Whether the line at which a call ended has all of some names, also for an end of edges."""
-    return all(re.search(rf'\b{name}(_[ij])?\b', _line(frame)) for name in names)
-
-
-def users_frame(frames: Sequence[FrameType]) -> FrameType | None:
-    """The last call of the user's code."""
-    return next((frame for frame in reversed(frames) if not _is_library(frame)), None)
 
 
 def _of_propagate(frames: Sequence[FrameType], name: str) -> object:
@@ -126,7 +124,7 @@ def _names(values: Mapping[str, object]) -> str:
 def is_own(conv: Any) -> bool:
     """Whether the `forward` of a layer is the user's."""
     module = getattr(inspect.unwrap(type(conv).forward), '__module__', None) or ''
-    return module.partition('.')[0] not in _LIBRARIES
+    return module.partition('.')[0] not in LIBRARIES
 
 
 def is_users(conv: Any, error: Exception) -> bool:
@@ -134,7 +132,7 @@ def is_users(conv: Any, error: Exception) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or _is_library(trace.tb_frame):
+    if trace is None or is_library(trace.tb_frame):
         return False
     at, code = trace.tb_lasti, trace.tb_frame.f_code
     if any(e.offset == at and 'RAISE' in e.opname for e in dis.get_instructions(code)):
@@ -145,13 +143,16 @@ def is_users(conv: Any, error: Exception) -> bool:
     return lacks or isinstance(error, (KeyError, NameError))
 
 
-def _is_library(frame: FrameType) -> bool:
-    """Whether a call is of code that is installed, or made while it runs."""
-    path = frame.f_code.co_filename
-    name = frame.f_globals.get('__name__', '').partition('.')[0]
-    is_template = 'CollectArgs' in frame.f_globals  # of PyG
-    is_installed = 'site-packages' in path or path.startswith(_OF_PYTHON)
-    return name in _LIBRARIES or is_template or is_installed
+def name_error(conv: Any, error: NameError) -> NameError | None:
+    """The error for a name in a method that is a variable of `forward` alone."""
+    frames, name = frames_of(error), error.name
+    inside = frames_of_method(conv, 'forward', frames)
+    if not inside or name not in inside[-1].f_locals or inside[-1] is frames[-1]:
+        return None
+    return NameError(
+        f"'{name}' is a variable of 'forward': give it to propagate, as in propagate(edge_index, "
+        f"x=x, {name}={name}), and to '{frames[-1].f_code.co_name}' as an argument"
+    )
 
 
 def is_about(found: Exception, text: str) -> bool:
@@ -168,6 +169,86 @@ def is_about(found: Exception, text: str) -> bool:
     return is_of_dtype or not numbers or not known or not numbers.isdisjoint(known)
 
 
+# What no error tells ------------------------------------------------------------------------------
+
+# Classes that :func:`warn_of_methods` has looked at.
+_seen: WeakSet[type] = WeakSet()
+
+
+def _functions_of(conv: MessagePassing) -> dict[str, FunctionType]:
+    """The methods that the user's classes of a layer have."""
+    cls = getattr(type(conv), '_base', type(conv))
+    bases = [base for base in cls.__mro__ if base.__module__.partition('.')[0] not in LIBRARIES]
+    return {
+        name: value for base in bases for name, value in vars(base).items()
+        if isinstance(value, FunctionType)
+    }  # fmt: skip
+
+
+def updates_edges(conv: MessagePassing) -> bool:
+    """Whether a layer has an `edge_update` of the user."""
+    is_own = type(conv).edge_update is not MessagePassing.edge_update
+    return is_own and 'edge_update' in _functions_of(conv)
+
+
+def warn_of_methods(conv: MessagePassing, stacklevel: int) -> None:
+    """Warns of a method that nothing in its class calls, and that has almost the name of one of
+    PyG's, which then runs in its place without an error."""
+    cls = getattr(type(conv), '_base', type(conv))
+    if cls in _seen:
+        return
+    _seen.add(cls)
+    own = _functions_of(conv)
+    pygs = {name for name in _OVERRIDDEN if _is_of_library(getattr(type(conv), name))}
+    called = {name for each in own.values() for name in _names_in(each.__code__)}
+    for name in own.keys() - called - set(dir(MessagePassing)):
+        alike = names_alike(name, pygs)
+        if alike:
+            warnings.warn(
+                f"'{cls.__name__}.{name}' is called by nothing in the class, and PyG's own "
+                f"'{alike[0]}' runs; did you mean '{alike[0]}'?",
+                stacklevel=stacklevel,
+            )
+
+
+_TAKE = 'message', 'aggregate', 'update', 'edge_update', 'message_and_aggregate'
+_OVERRIDDEN = 'forward', *_TAKE
+
+
+def _is_of_library(function: Any) -> bool:
+    return (getattr(function, '__module__', '') or '').partition('.')[0] in LIBRARIES
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The names of attributes and globals that a function reads, and those inside of it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def warn_of_keywords(
+    conv: MessagePassing, size: object, kwargs: Mapping[str, object], stacklevel: int
+) -> None:
+    """Warns of an argument of `propagate` that no method takes, if one that it lacks is alike."""
+    takes = [
+        param for name in _TAKE
+        for param in inspect.signature(getattr(type(conv), name)).parameters.values()
+    ]  # fmt: skip
+    bases = {
+        param.name[:-2] if param.name[-2:] in ('_i', '_j') else param.name: param.default
+        for param in takes
+    }
+    lacking = [name for name, default in bases.items() if default is None and name not in kwargs]
+    lacking += ['size'] if size is None else []
+    for name in kwargs.keys() - bases.keys() - OF_GRAPH - {param.name for param in takes}:
+        alike = names_alike(name, lacking)
+        if alike:
+            warnings.warn(
+                f"'{name}' of propagate is taken by no method of the layer, which lacks "
+                f"'{alike[0]}'; did you mean '{alike[0]}'?",
+                stacklevel=stacklevel,
+            )
+
+
 # What is surely wrong, whatever the error says ----------------------------------------------------
 
 
@@ -178,18 +259,55 @@ def check_first(conv: Any, given: Mapping[str, object], error: Exception) -> Non
     own = type(conv).aggregate is not MessagePassing.aggregate
     if is_called and conv.aggr_module is None and not own:
         raise OptionError("'aggr' must be given to a layer without an 'aggregate' of its own")
+    _check_call_of_propagate(error, text)
     _check_order(given, frames, text)
     _check_dimensions(conv, frames, text)
     _check_sizes(conv, given, frames, text)
     _check_ends(conv, frames, text)
-    _check_softmax(frames)
     for method, caller in _CALLERS.items():
         _check_missing(conv, method, caller, frames, text)
+    _check_softmax(frames, text)
     _check_returns(conv, frames, text)
     edges = _of_propagate(frames, 'edge_index')  # By another name in `forward`.
     is_named = 'edge_index' in given
     if not is_named and isinstance(edges, Tensor) and edges.layout == torch.strided:
         check_edge_index(edges)
+
+
+def check_features_of_nodes(conv: Any, error: Exception) -> None:
+    """Raises for features of nodes that are no tensors, which PyG passes on as None, or no pair."""
+    given = {
+        name: value for name, value in propagated(frames_of(error)).items()
+        if value is not None and not read_by(conv).isdisjoint((f'{name}_i', f'{name}_j'))
+    }  # fmt: skip
+    for name, value in given.items():
+        parts = value if isinstance(value, (tuple, list)) else (value,)
+        if parts is value and len(parts) != 2:
+            raise OptionError(
+                f"'{name}' must be a tensor, or a pair of those of sources and destinations, got "
+                f'{len(parts)} of them in a {type(value).__name__}'
+            )
+        for part in parts:
+            if not isinstance(part, (Tensor, type(None))):
+                raise TypeError(
+                    f"'{name}' must be a tensor of features of nodes, got {type(part).__name__}"
+                )
+
+
+def _check_call_of_propagate(error: Exception, text: str) -> None:
+    """Raises for a call of `propagate` without edges, or with more than these and `size` without
+    a name."""
+    found = re.search(r"propagate\(\) (takes|missing .* 'edge_index'$)", text)
+    call = None if found is None else users_expression(error)
+    if call is None or not isinstance(call[0], ast.Call):
+        return
+    names = [each.arg for each in call[0].keywords if each.arg is not None]
+    count = len(call[0].args)
+    raise TypeError(
+        f"'edge_index' must be given to propagate first, and all others by name, got {count} "
+        f'argument{"s" * (count != 1)} without a name and {_names(dict.fromkeys(names))}: '
+        'propagate(edge_index, x=x)'
+    )
 
 
 def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text: str) -> None:
@@ -206,6 +324,12 @@ def _check_order(given: Mapping[str, object], frames: Sequence[FrameType], text:
                 f"'{name}' must be edges of shape [2, num_edges], got {value.dtype} of shape "
                 f"{list(value.shape)}, but '{others[0]}' has got such edges: exchange the two"
             )
+    if isinstance(edges, (tuple, list)) and given.get('edge_index') is not edges:
+        raise EdgesError(
+            f"'edge_index' of propagate must be a tensor, got a {type(edges).__name__}: functions "
+            'such as add_self_loops return edges and features of edges, '
+            'edge_index, _ = add_self_loops(edge_index)'
+        )
     is_read = 'to be of integer type' in text
     is_given = given.get('edge_index') is edges
     if not isinstance(edges, Tensor) or not is_read or not edges.is_floating_point():
@@ -225,17 +349,86 @@ def _check_sizes(
 ) -> None:
     """Raises for a `size` that `forward` gives to `propagate`."""
     size = _of_propagate(frames, 'size')
-    if given.get('size') is size and not is_own(conv):
+    if size is not None and given.get('size') is size and not is_own(conv):
         return
-    if isinstance(size, (int, Tensor)):
-        cure = ': features go by name, propagate(edge_index, x=x)'
+    error = _error_of_shape(conv, size, propagated(frames))
+    parts = size if isinstance(size, (tuple, list)) else ()
+    is_known = all(part is None or isinstance(part, (int, torch.SymInt, Tensor)) for part in parts)
+    if error is None and size is not None and (len(parts) != 2 or not is_known):
+        got = tuple(parts) if parts else type(size).__name__
+        cure = (
+            ': features go by name, propagate(edge_index, x=x)' if isinstance(size, Tensor) else ''
+        )
         raise ValueError(
             f"'size' of propagate must be a pair of the numbers of sources and destinations, got "
-            f'{type(size).__name__}{cure if isinstance(size, Tensor) else ""}'
+            f'{got}{cure}'
         )
-    error = _error_of_shape(conv, size, propagated(frames))
-    if error is not None and any(words in text for words in _BEYOND):
+    is_beyond = any(words in text for words in _BEYOND)
+    if error is not None and is_beyond:
         raise error
+    if is_beyond:
+        _check_exchanged(conv, frames, size)
+
+
+def _check_exchanged(conv: Any, frames: Sequence[FrameType], size: object) -> None:
+    """Raises where the sources are in the place of the destinations: in `size`, in a pair of
+    features, or in the edges."""
+    edges = _of_propagate(frames, 'edge_index')
+    if not isinstance(edges, Tensor) or not is_list(edges) or edges.numel() == 0:
+        return
+    if conv.flow != 'source_to_target':
+        return
+    needed = [int(end.max()) + 1 for end in list_of(edges)]
+    given = _counts(conv, frames)
+    counts: list[int | None] = [None, None]
+    for pair, _ in given.values():
+        counts = [
+            other if count is None else count for count, other in zip(counts, pair, strict=True)
+        ]
+    is_pair = isinstance(size, (tuple, list)) and [type(each) for each in size] == [int, int]
+    if is_pair and isinstance(size, (tuple, list)):
+        fits = _fit(size, counts, needed)
+        if not fits and size[0] != size[1] and _fit(size[::-1], counts, needed):
+            raise ValueError(
+                f"'size' of propagate must be (num_sources, num_destinations), {tuple(size[::-1])} "
+                f'by the edges and the features, got {tuple(size)}: exchange the two'
+            )
+        return
+    for name, (pair, is_of_both) in given.items():
+        fits = not is_of_both or None in pair or _fit(pair, pair, needed)
+        if not fits and _fit(pair[::-1], pair[::-1], needed):
+            raise IndicesError(
+                f"'{name}' must be a pair of the features of sources and destinations, for "
+                f'edges of at least {needed[0]} and {needed[1]} nodes, got {pair[0]} and '
+                f"{pair[1]} rows: exchange the two, or the edges' rows by edge_index.flip(0)"
+            )
+
+
+def _fit(size: Sequence[int | None], counts: Sequence[int | None], needed: Sequence[int]) -> bool:
+    """Whether numbers of sources and destinations are those of features, and enough for edges."""
+    return all(
+        each is None or (count in (None, each) and each >= least)
+        for each, count, least in zip(size, counts, needed, strict=True)
+    )
+
+
+def _counts(conv: Any, frames: Sequence[FrameType]) -> dict[str, tuple[list[int | None], bool]]:
+    """The numbers of sources and destinations by the features of nodes that `propagate` got, and
+    whether these are a pair."""
+    found = {}
+    for name, value in propagated(frames).items():
+        pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else None
+        ends = pair or [
+            value if f'{name}{suffix}' in read_by(conv) else None for suffix in ('_j', '_i')
+        ]  # fmt: skip
+        rows = [
+            x.size(conv.node_dim)
+            if isinstance(x, Tensor) and -x.dim() <= conv.node_dim < x.dim() else None
+            for x in ends
+        ]  # fmt: skip
+        if rows != [None, None]:
+            found[name] = rows, pair is not None
+    return found
 
 
 def _error_of_shape(conv: Any, size: object, kwargs: Mapping[str, object]) -> ValueError | None:
@@ -286,19 +479,34 @@ def _check_ends(conv: Any, frames: Sequence[FrameType], text: str) -> None:
         raise_index_error(list_of(edges), first, second)
 
 
-def _check_softmax(frames: Sequence[FrameType]) -> None:
-    """Raises for arguments of PyG's softmax."""
-    for frame in frames:
-        if frame.f_globals is not vars(softmax_of_pyg) or frame.f_code.co_name != 'softmax':
+def _check_softmax(frames: Sequence[FrameType], text: str) -> None:
+    """Raises for arguments of PyG's softmax and scatter, and of torch's in its place."""
+    if re.match(r"softmax\(\): argument 'dim' .* must be int, not Tensor", text):
+        raise TypeError(
+            "'dim' of torch's softmax must be an integer, got Tensor: a softmax over the "
+            'neighbours is torch_geometric.utils.softmax(src, index, num_nodes=size_i)'
+        )
+    for caller, frame in pairwise(frames):
+        function, module = frame.f_code.co_name, frame.f_globals.get('__name__', '')
+        if (function, module) not in _BY_INDEX or is_library(caller):
             continue
-        src, ptr, index = (frame.f_locals.get(name) for name in ('src', 'ptr', 'index'))
+        src, index, ptr = (frame.f_locals.get(name) for name in ('src', 'index', 'ptr'))
+        size = _BY_INDEX[function, module]
+        count, dim = frame.f_locals.get(size), frame.f_locals.get('dim', 0)
+        takes = f'{function}(src, index, {size}=size_i)'
         if isinstance(ptr, int):
             raise TypeError(
                 "'ptr', the third argument of softmax, must be a tensor, got int: the number of "
-                'nodes has a name, softmax(src, index, num_nodes=size_i)'
+                f'nodes has a name, {takes}'
             )
-        if not isinstance(index, Tensor):
+        if ptr is not None:
             continue
+        cure = f"{takes}, as 'message' may take 'index' and 'size_i'"
+        if not isinstance(index, Tensor):
+            raise OptionError(
+                f"'index' of {function} must be a tensor with the destination of each edge, got "
+                f'{type(index).__name__ if index is not None else None}: {cure}'
+            )
         of_floats = index.is_floating_point()
         if of_floats and isinstance(src, Tensor) and not src.is_floating_point():
             raise ShapeError(
@@ -306,11 +514,41 @@ def _check_softmax(frames: Sequence[FrameType]) -> None:
                 f"{src.dtype} of shape {list(src.shape)}, and 'index' numbers of nodes, got "
                 f'{index.dtype} of shape {list(index.shape)}: exchange the two, softmax(src, index)'
             )
-        if index.dim() == 2 and index.size(0) == 2 and ptr is None:
+        if index.dim() != 1:
             raise ShapeError(
-                f"'index' of softmax must have shape [num_edges], got {list(index.shape)}: "
-                "softmax(src, index, num_nodes=size_i), as 'message' may take 'index' and 'size_i'"
+                f"'index' of {function} must have shape [num_edges], got {list(index.shape)}: "
+                f'{cure}'
             )
+        if index.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(
+                f"'index' of {function} must hold the destination of each edge, got {index.dtype}: "
+                f'{cure}'
+            )
+        if not isinstance(src, Tensor) or not -src.dim() <= dim < src.dim():
+            continue
+        if src.size(dim) != index.size(0):
+            raise ShapeError(
+                f"'src' and 'index' of {function} must have as many rows, got shapes "
+                f'{list(src.shape)} and {list(index.shape)} with dim={dim}'
+            )
+        if count is not None and not isinstance(count, (int, Tensor)):
+            raise TypeError(
+                f"'{size}' of {function} must be an integer, got {type(count).__name__}: {cure}"
+            )
+        most = int(index.max()) if index.numel() > 0 else -1
+        if isinstance(count, int) and count <= most:
+            raise IndicesError(
+                f"'{size}' of {function} must be more than all numbers of 'index', of which the "
+                f'largest is {most}, got {count}: {cure}'
+            )
+
+
+# Functions of PyG that take the destinations of edges as `index`, by name and module, and their
+# argument for the number of these.
+_BY_INDEX = {
+    ('softmax', softmax_of_pyg.__name__): 'num_nodes',
+    ('scatter', scatter.__module__): 'dim_size',
+}
 
 
 def _check_missing(
@@ -318,6 +556,12 @@ def _check_missing(
 ) -> None:
     """Raises for an argument of a method that the layer has not passed."""
     read = inspect.signature(getattr(type(conv), method)).parameters
+    several = [str(each) for each in read.values() if str(each).startswith('*')]
+    if several and frames_of_method(conv, 'forward', frames) and 'is not defined' in text:
+        raise OptionError(
+            f"'{method}' must name each of its arguments, as PyG passes them by their names, got "
+            f'{several[0]}'
+        )
     missing: str | None = None
     found = re.search(r"^name '(\w+)' is not defined|local variable '(\w+)'", text)
     if found is not None and frames[-1].f_code.co_name in ('collect', 'edge_collect', caller):
@@ -325,25 +569,44 @@ def _check_missing(
         missing = next((n for n in (name, f'{name}_i', f'{name}_j') if n in read), None)
     # PyG's Python code passes a class for what is missing.
     inside = frames_of_method(conv, method, frames)
-    for name in sorted(read) if inside else ():
+    passed = list(read)[2:] if method in ('aggregate', 'update') else sorted(read)
+    for name in passed if inside else ():
         if inside[-1].f_locals.get(name) is inspect.Parameter.empty:
             missing = name
     is_returned = any(value is inspect.Parameter.empty for value in _results(frames))
     if method == 'message' and is_returned:
-        given = propagated(frames)
-        missing = next((n for n in read if n[-2:] in ('_i', '_j') and n[:-2] not in given), None)
+        collected = _collected(frames)
+        missing = next((n for n in read if collected.get(n) is inspect.Parameter.empty), None)
+        if missing is None:
+            given = propagated(frames)
+            ends = [n for n in read if n[-2:] in ('_i', '_j') and n[:-2] not in given]
+            missing = next(iter(ends), None)
+    given = propagated(frames, caller)
     if missing is None:
         return
-    given = propagated(frames, caller)
     name = missing[:-2] if missing[-2:] in ('_i', '_j') else missing
+    if name in given:
+        return
     first = list(read)[1] if len(read) > 1 else ''
-    cure = ''
+    cure = did_you_mean(missing, _arguments_alike(missing, given))
     if method in ('aggregate', 'update') and first in given:
         cure = f"; the first argument of '{method}' is what 'propagate' has computed, not '{first}'"
     raise OptionError(
         f"'{name}' must be given to {caller}, as '{method}' takes '{missing}', got {_names(given)}"
         f'{cure}'
     )
+
+
+def _arguments_alike(missing: str, given: Mapping[str, object]) -> list[str]:
+    """Arguments that a method may take, among which a missing one may be alike: those that
+    `propagate` got, also for an end of edges, and those of the graph."""
+    end = missing[-2:] if missing[-2:] in ('_i', '_j') else ''
+    if end:  # What is before the end must be alike.
+        bases = names_alike(missing[:-2], [each for each in given if each[-2:] not in ('_i', '_j')])
+        found = [f'{each}{end}' for each in bases]
+    else:
+        found = [f'{each}{end}' for each in given for end in ('', '_i', '_j')]
+    return [*found, *OF_GRAPH]
 
 
 def _check_returns(conv: Any, frames: Sequence[FrameType], text: str) -> None:
@@ -361,7 +624,7 @@ def _check_returns(conv: Any, frames: Sequence[FrameType], text: str) -> None:
     has_none = any(inside[-1].f_locals.get(name, 0) is None for name in results)
     for method in ('aggregate', 'update'):
         own = getattr(type(conv), method)
-        is_called = has_none or 'propagate' in _line(inside[-1])
+        is_called = has_none or 'propagate' in line_of(inside[-1])
         if own is not getattr(MessagePassing, method) and is_called and _returns_nothing(own):
             raise TypeError(f"'{method}' returns None: return a tensor")
 
@@ -424,10 +687,12 @@ def _check_result(conv: Any, frames: Sequence[FrameType], text: str) -> None:
     edges = _of_propagate(frames, 'edge_index')
     for value in _results(frames):
         kind = type(value).__name__
-        if value is None and f"'{kind}' object has no attribute" in text:
+        is_it = re.search(rf"'(\w+\.)*{kind}' object has no attribute", text) is not None
+        if value is None and is_it:
             raise TypeError("'message' returns None: return a tensor")
-        if f"'{kind}' object has no attribute" in text:
-            raise TypeError(f"'message' must return a tensor, got {kind}")
+        if is_it:
+            cure = _CURES_OF_RESULTS.get(kind, '')
+            raise TypeError(f"'message' must return a tensor, got {kind}{cure}")
         if isinstance(value, Tensor) and value.dim() < -conv.node_dim:
             raise ShapeError(
                 f"'message' must return a row of channels for each edge, got shape "
@@ -439,7 +704,9 @@ def _check_result(conv: Any, frames: Sequence[FrameType], text: str) -> None:
         if rows != wanted and re.search(rf'\b{rows}\b', text):
             cure = 'torch.cat([x_i, x_j], dim=-1) joins channels, dim=0 edges'
             if wanted == 0 or rows % wanted > 0:
-                cure = 'as view(-1, heads, channels) does, and no slice of edges'
+                cure = (
+                    'as view(-1, heads, channels) gives, and torch.where(mask, x_j, 0) for a mask'
+                )
             raise ShapeError(
                 f"'message' must return a row for each of {wanted} edges, got shape "
                 f'{list(value.shape)}: {cure}'
@@ -558,7 +825,7 @@ def _argument_that_is(
 def arguments_of_operator(given: Mapping[str, object], error: Exception) -> set[str]:
     """The arguments of a call that an operator in the user's code has got as they are."""
     frames = frames_of(error)
-    found = (_argument_that_is(each.value, given, frames) for each in _operands(error))
+    found = (_argument_that_is(each.value, given, frames) for each in operands(error))
     return {each[0] for each in found if each is not None}
 
 
@@ -568,9 +835,13 @@ def _collected(frames: Sequence[FrameType]) -> dict[str, object]:
         if frame.f_code.co_name != 'propagate':
             continue
         is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
+        # Of a template of PyG, of its Python code, or of ours.
         values = frame.f_locals.get('given' if is_direct else 'kwargs')
+        by_python = frame.f_locals.get('msg_kwargs')
         if isinstance(values, tuple) and hasattr(values, '_asdict'):
             return values._asdict()
+        if isinstance(by_python, dict):
+            return by_python
         if is_direct and isinstance(values, dict):
             return values
     return {}
@@ -676,18 +947,18 @@ def _looked_up(conv: Any, error: Exception) -> Iterator[tuple[Tensor, int, str]]
     """Numbers by which the call that failed looks up rows of a table, the number of rows and the
     name of the table, if it is one of the layer; or the classes of a `one_hot`."""
     tables = dict(conv.named_parameters()) | dict(conv.named_buffers())
-    text, failed = str(error), _failed(error)
-    if failed is not None:  # PyG's code
-        expression, frame = failed
+    text, found = str(error), failed(error)
+    if found is not None:  # PyG's code
+        expression, frame = found
         if isinstance(expression, ast.Subscript) and 'out of bounds for dimension 0' in text:
             name = ast.unparse(expression.value).removeprefix('self.')
-            index = _operand(expression.slice, frame)
+            index = operand(expression.slice, frame)
             if index is not None and name in tables:
                 yield index.value, tables[name].size(0), name
         if isinstance(expression, ast.Call) and text.startswith('Class values must be'):
             values = [*expression.args, *(each.value for each in expression.keywords)]
-            index = _operand(values[0], frame) if values else None
-            count = _value(values[-1], frame)
+            index = operand(values[0], frame) if values else None
+            count = value_of(values[-1], frame)
             if index is not None and type(count) is int:
                 yield index.value, count, _CLASSES
     for frame in frames_of(error):  # a kernel
@@ -755,7 +1026,7 @@ def check_message(conv: Any, error: Exception) -> None:
     one, two, dim = map(int, found.groups())
     count, sizes = edges.size(1), {one, two}
     if inside:
-        _check_operands(_operands(error), _collected(frames), count)
+        _check_operands(operands(error), _collected(frames), count)
     if count in sizes and inside and dim == 0:
         (other,) = sizes - {count}
         if count > 0 and other % count == 0:
@@ -777,16 +1048,8 @@ def check_message(conv: Any, error: Exception) -> None:
         _check_widths(conv, method, frames, (one, two), dim)
 
 
-class _Operand(NamedTuple):
-    """One of the values that an operator of a message combines."""
-
-    name: str  # of the variable that it is, or a view of
-    value: Tensor  # of the variable
-    shape: list[int]
-
-
 def _check_operands(
-    operands: Sequence[_Operand], collected: Mapping[str, object], num_edges: int
+    operands: Sequence[Operand], collected: Mapping[str, object], num_edges: int
 ) -> None:
     """Raises for a view of an argument that does not keep the edges, and for heads beside
     channels."""
@@ -808,74 +1071,6 @@ def _check_operands(
             f"'message' combines values of shapes {shapes[0]} and {shapes[1]}: "
             '.view(-1, heads, channels) of both gives them as many dimensions'
         )
-
-
-def _operands(error: Exception) -> list[_Operand]:
-    """The values that the operator or function gets which has failed in the user's code, as far as
-    their shapes are sure."""
-    failed = _failed(error)
-    if failed is None:
-        return []
-    expression, frame = failed
-    sides: list[ast.expr] = []
-    if isinstance(expression, ast.BinOp):
-        sides = [expression.left, expression.right]
-    elif isinstance(expression, ast.Call) and not expression.keywords:
-        of = expression.func.value if isinstance(expression.func, ast.Attribute) else None
-        sides = [*expression.args] if of is None else [of, *expression.args]
-    return [each for side in sides if (each := _operand(side, frame)) is not None]
-
-
-def _failed(error: Exception) -> tuple[ast.expr, FrameType] | None:
-    """The expression that has failed in the user's code, and its call."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or _is_library(trace.tb_frame):
-        return None
-    frame, code = trace.tb_frame, trace.tb_frame.f_code
-    if not hasattr(code, 'co_positions'):  # Python 3.10
-        return None
-    first, last, start, end = next(islice(code.co_positions(), trace.tb_lasti // 2, None))
-    if first is None or last is None:
-        return None
-    lines = [linecache.getline(code.co_filename, k).encode() for k in range(first, last + 1)]
-    lines[-1] = lines[-1][:end]  # Before the start: both may be in one line.
-    lines[0] = lines[0][start:]
-    try:
-        return ast.parse(b'(%b)' % b''.join(lines), mode='eval').body, frame
-    except (SyntaxError, ValueError):  # The file has changed.
-        return None
-
-
-def _operand(side: ast.expr, frame: FrameType) -> _Operand | None:
-    """A variable, or a view of one by numbers that are known."""
-    sizes: list[int] = []
-    if isinstance(side, ast.Call) and isinstance(side.func, ast.Attribute):
-        if side.func.attr not in ('view', 'reshape') or side.keywords:
-            return None
-        values = [_value(each, frame) for each in side.args]
-        sizes = [each for each in values if type(each) is int]
-        if not sizes or len(sizes) < len(values):
-            return None
-        side = side.func.value
-    value = frame.f_locals.get(side.id) if isinstance(side, ast.Name) else None
-    if not isinstance(side, ast.Name) or not isinstance(value, Tensor):
-        return None
-    shape = torch.empty(value.shape, device='meta').view(sizes or value.shape).shape
-    return _Operand(side.id, value, list(shape))
-
-
-def _value(of: ast.expr, frame: FrameType) -> object:
-    """A number in the code, a variable, or an attribute of one."""
-    if isinstance(of, ast.Name):
-        return frame.f_locals.get(of.id)
-    if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name):
-        return inspect.getattr_static(frame.f_locals.get(of.value.id), of.attr, None)
-    try:
-        return ast.literal_eval(of)
-    except ValueError:
-        return None
 
 
 def _check_heads(inside: Sequence[FrameType], sizes: set[int], dim: int) -> None:

@@ -1,5 +1,6 @@
 """The protocol of our layers: subclasses of PyG's that stay PyG layers."""
 
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeGuard, TypeVar
@@ -15,6 +16,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
+from .._alike import did_you_mean
 from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
@@ -31,6 +33,10 @@ _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_upd
 GIVEN, MADE = 'given', 'made'
 # Why PyG's code runs in compiled code, where nothing else is known.
 ARGUMENTS = 'in compiled code no kernel takes its arguments'
+# What holds unless the backend of torch.compile is ours, which notes what it makes of marks; and
+# if it is, but has noted nothing.
+OTHER_BACKEND = "torch.compile has another backend than 'pyg_fast'"
+NOT_TOLD = 'torch.compile did not tell what runs it, as where it raised an error'
 # Layers that Dynamo has traced, by their ids, as it names them in graphs.
 traced: WeakValueDictionary[int, 'FusedModule'] = WeakValueDictionary()
 # Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
@@ -144,7 +150,7 @@ class FusedLayer(FusedModule, Mixin):
         try:
             out = super().__call__(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, AttributeError) and self._fused_is_adopted():
+            if isinstance(error, AttributeError):
                 _name_users_class(self, error)
             is_explained = isinstance(error, EXPLAINED)
             found = explain(self, args, kwargs, error) if is_explained else None
@@ -187,16 +193,41 @@ def _note_traced(context: ComptimeContext) -> None:
         return
     reason, follows = (context.get_local(name) for name in ('reason', 'follows'))
     known = reason.as_python_constant() if reason.is_python_constant() else ARGUMENTS
+    known = NOT_TOLD if known == OTHER_BACKEND and _compiles_for_us() else known
     if not follows.as_python_constant() or not layer._last_compiled:
         layer.__dict__['_last_compiled'] = known
     traced[id(layer)] = layer
 
 
+def _compiles_for_us() -> bool:
+    """Whether Dynamo traces for our backend; False if torch lacks the private name that tells."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        given = InstructionTranslator.current_tx().output.compiler_fn
+    except (ImportError, AttributeError):
+        return False
+    function = getattr(given, 'compiler_fn', given)
+    return (getattr(function, '__module__', '') or '').partition('.')[0] == 'pyg_fast'
+
+
 def _name_users_class(conv: FusedModule, error: AttributeError) -> None:
-    """Makes an error of a missing attribute speak of the class that the user wrote."""
-    if error.args and isinstance(error.args[0], str):
-        ours, users = f"'{type(conv).__name__}' object", f"'{conv._base.__name__}' object"
-        error.args = error.args[0].replace(ours, users), *error.args[1:]
+    """Makes an error of an attribute that a layer lacks speak of the class that the user wrote, and
+    of a name that is alike, as Python does at the end of a program alone."""
+    if not error.args or not isinstance(error.args[0], str):
+        return
+    ours, users = f"'{type(conv).__name__}' object", f"'{_class_of(conv).__name__}' object"
+    text = error.args[0].replace(ours, users)
+    lacking = re.fullmatch(rf"{re.escape(users)} has no attribute '(\w+)'", text)
+    if lacking is not None:
+        text += did_you_mean(lacking[1], (name for name in dir(conv) if name[:1] != '_'))
+        error.name = None  # Else Python would add it again.
+    error.args = text, *error.args[1:]
+
+
+def _class_of(conv: FusedModule) -> type:
+    """The class of a layer that the user wrote."""
+    return conv._base if conv._fused_is_adopted() else type(conv)
 
 
 def with_own_code(function: Callable[P, T]) -> Callable[P, T]:

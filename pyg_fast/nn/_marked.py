@@ -97,8 +97,8 @@ def propagate(
         out = _aggregate(conv, arguments, kwargs, index[i], num_dst, given)
         return _marked_results(out, index[i], num_src, num_dst, csr, graph)
     message = conv.message(**given)
-    if (dim := _dim_of(message, conv.node_dim)) < 0:  # PyG raises an error.
-        return None
+    if not isinstance(message, Tensor) or (dim := _dim_of(message, conv.node_dim)) < 0:
+        return None  # PyG raises an error.
     outs = [
         _markers.aggregate(
             message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm, dim

@@ -46,12 +46,13 @@ from ._checks import (
     why_patched,
 )
 from ._explain import check_edge_rows, warn_of_columns
-from ._explain_own import check_size
+from ._explain_own import check_size, warn_of_keywords, warn_of_methods
 from ._few import is_pygs_own, note_in_memory, note_inputs, note_plan, why_few, with_plain_list
 from ._layer import (
     ARGUMENTS,
     GIVEN,
     MADE,
+    OTHER_BACKEND,
     FusedLayer,
     check_exported,
     edges_for_pyg,
@@ -63,8 +64,8 @@ from ._marked import propagate as marked_propagate
 from ._modules import HOOKS, PROPAGATE
 from ._reduce import combined
 
-# What holds unless the backend of torch.compile is ours, which notes what it makes of marks.
-OTHER_BACKEND = "torch.compile has another backend than 'pyg_fast'"
+# Where neither features nor `size` tell the number of nodes.
+NO_NODES = 'no input of nodes'
 _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 
 
@@ -201,15 +202,18 @@ class FusedPropagate(FusedLayer):
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
             self._fused_note_compiled(OTHER_BACKEND)  # Before a graph break in the message.
-            out = _marked(self, edge_index, size, kwargs)
+            marks, out = self._marks, _marked(self, edge_index, size, kwargs)
             if out is not None:
                 return out
-            self._fused_note_compiled(ARGUMENTS)
+            no_nodes = marks is not None and not marks.arguments.ends and size is None
+            self._fused_note_compiled(NO_NODES if no_nodes else ARGUMENTS)
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
         own = self.__dict__
         is_first = note_inputs(self, edge_index, kwargs)
+        if is_first:
+            warn_of_keywords(self, size, kwargs, stacklevel=3)
         reason, plain = None, edge_index
         if '_listed' in own and own['_listed'][0] is edge_index:
             _, size, reason = own['_listed']
@@ -361,6 +365,7 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         check_flag('strict', strict)
         super().__init__(aggr, **kwargs)
         self.strict = strict
+        warn_of_methods(self, stacklevel=4)
         mark(self)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
@@ -554,6 +559,8 @@ def _collect(
         Fallback: If PyG's code must run.
     """
     sizes = list(conv._check_input(edge_index, size))
+    if size is not None:  # PyG takes numbers in tensors, too.
+        sizes = [each.item() if isinstance(each, Tensor) else each for each in sizes]
     num_edges, node_dim = edge_index.size(1), conv.node_dim
     other: dict[str, object] = dict(names.other)
     inputs: _Inputs = {}
@@ -578,7 +585,7 @@ def _collect(
         for (_, name), base, _, _ in names.ends:
             if other.get(name) is not None:
                 raise Fallback(f"'{base}' is a {type(other[name]).__name__}, no tensor")
-        raise Fallback('no input of nodes')
+        raise Fallback(NO_NODES)
     num_dst, num_src = given[0], given[-1]
     if names.gathers:
         tensors = {name: x for name, x in other.items() if isinstance(x, Tensor) and x.dim() > 0}

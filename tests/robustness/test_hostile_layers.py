@@ -833,9 +833,166 @@ class OfHeads(Forgets):
         return score * x_j
 
 
+class Array(Forgets):
+    def message(self, x_j: Tensor) -> Any:
+        return x_j.cpu().numpy()
+
+
+class OtherHeads(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        alpha = x_j[:, :3].relu()
+        return x_i.view(-1, 2, 6) * alpha.unsqueeze(-1)
+
+
+class WrongView(Forgets):
+    heads = 7
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.view(-1, self.heads, 4)
+
+
+class OtherDevice(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * torch.rand(IN).to('meta')[:, None].flatten()
+
+
+class WrongNorm(Forgets):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.norm(x_j)
+
+
+class Branches(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j if x_j > 0 else -x_j
+
+
+class ByFeatures(Forgets):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return softmax(x_j, x_i) * x_j
+
+
+class ByFloats(Forgets):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return softmax(x_j, index.float()) * x_j
+
+
+class ByNothing(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        return softmax(x_j) * x_j
+
+
+class ByTorch(Forgets):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return torch.softmax(x_j, index)
+
+
+class FewNodes(Forgets):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return softmax(x_j, index, num_nodes=2) * x_j
+
+
+class MistypedEnd(Forgets):
+    def message(self, x_jj: Tensor) -> Tensor:
+        return x_jj
+
+
+class AllByName(Forgets):
+    def message(self, **kwargs: Tensor) -> Tensor:
+        return kwargs['x_j']
+
+
+class ThreeParts(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=[x, x, x])
+
+
+class ArrayOfNodes(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, pos=y.cpu().numpy())
+
+    def message(self, x_j: Tensor, pos_j: Tensor) -> Tensor:
+        return x_j + pos_j
+
+
+class NoEdges(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(x=x)
+
+
+class NoUnpacking(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(add_self_loops(edge_index), x=x)
+
+
+class PartOfPair(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        pair = (x[:1].expand(3, -1), x)
+        return pair[0] + self.propagate(edge_index, x=x)
+
+
+class OfForward(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        scale = 2 * gate
+        return self.propagate(edge_index, x=x, half=scale / 2)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * scale  # type: ignore[name-defined]  # noqa: F821
+
+
+class InPlace(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        out = x_j[:, :4].exp()
+        out += x_j
+        return out
+
+
+class IntoPart(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        out = torch.zeros_like(x_j)
+        out[:, :2] = x_j
+        return out
+
+
+class FloatSize(Forgets):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        return self.propagate(edge_index, x=x, size=(80.0, 80.0))
+
+
 @pytest.mark.parametrize(
     ('layer', 'text'),
     [
+        (Array, "'message' must return a tensor, got ndarray: NumPy"),
+        (
+            OtherHeads,
+            r"'message' cannot compute x_i.view\(-1, 2, 6\) \* alpha.unsqueeze\(-1\) where 'x_i' "
+            r"has shape \[120, 12\], 'alpha' has shape \[120, 3\]: 2 and 3 must be equal, or",
+        ),
+        (WrongView, r"'message' cannot .* 'x_j' has .*: the sizes of a row, .7, 4., must be 12"),
+        (OtherDevice, r"'message' cannot compute x_j \* .* 'x_j' has device c.*"),
+        (WrongNorm, r"'message' cannot compute self.norm\(x_j\) where .* \[120, 12\]: Given norm"),
+        (Branches, "'message' cannot compute x_j > 0 where .*: if takes a single value: torch.wh"),
+        (ByFeatures, r"'index' of softmax must have shape .num_edges., got \[120, 12\]: .*size"),
+        (ByFloats, "'index' of softmax must hold the destination of each edge, got torch.float32"),
+        (ByNothing, "'index' of softmax must be a tensor with the destination .*, got None: soft"),
+        (ByTorch, "'dim' of torch's softmax must be an integer, got Tensor: a softmax over the"),
+        (MistypedEnd, "'x_jj' must be given .*, got 'x', 'gate'; did you mean 'x_j'\\?$"),
+        (AllByName, r"'message' must name each of its arguments, .* got \*\*kwargs"),
+        (ThreeParts, "'x' must be a tensor, or a pair of .*, got 3 of them in a list"),
+        (ArrayOfNodes, "'pos' must be a tensor of features of nodes, got ndarray"),
+        (NoEdges, "'edge_index' must be given to propagate first, .* got 0 .* and 'x': propagate"),
+        (NoUnpacking, "'edge_index' of propagate must be a tensor, got a tuple: functions such as"),
+        (PartOfPair, r"'forward' cannot .* where 'pair\[0\]' has shape \[3, 12\]: 3 and 80 must"),
+        (OfForward, r"'scale' is a variable of 'forward': give it .*, scale=scale\), and to 'mess"),
+        (
+            InPlace,
+            r"'message' cannot compute out \+= x_j where 'out' has .* 4\], 'x_j' has .* 12\]: 4",
+        ),
+        (IntoPart, r"'message' cannot compute out\[:, :2\] = x_j where 'out' has .*, 'x_j' has .*"),
+        (FloatSize, r"'size' of propagate must be a pair .*, got \(80.0, 80.0\)"),
         (NoColumn, rf"'message' combines {IN} channels with \d+ numbers, .*\.unsqueeze\(-1\)"),
         (NoReturn, "'message' returns None: return a tensor"),
         (NoArgument, "'y' must be given to propagate, as 'message' takes 'y_j'"),
@@ -867,7 +1024,8 @@ class OfHeads(Forgets):
         (SwappedColumn, r"'src', the first .* got torch.int64 of .* torch.float32 .*1\]: exchange"),
         (
             NoUpdate,
-            "'gates' must be given to propagate, as 'update' takes 'gates', got 'x', 'gate'$",
+            "'gates' must be given to propagate, as 'update' takes 'gates', got 'x', 'gate'; did "
+            r"you mean 'gate'\?$",
         ),
         (NoAggregate, "'gates' must be given to propagate, as 'aggregate' takes 'gates', got 'x'"),
         (
@@ -888,7 +1046,11 @@ class OfHeads(Forgets):
         (MapUpdated, "'a' must get 12 columns, as its in_features is 12, got shape .*80, 24"),
         (MapOfNumber, r"'gate' must have shape \[120, 1\], .* got \[120\]: gate.view\(-1, 1\)"),
         (MatrixOfX, "'x' must have 24 columns, as a linear map of the layer takes, got shape .*80"),
-        (MatrixOfOther, 'mat1 and mat2 shapes cannot be multiplied'),
+        (
+            MatrixOfOther,
+            r"'message' cannot compute torch.relu\(x_j\) @ self.b.weight.t\(\) where 'x_j' has .*, "
+            r"'self.b.weight' has shape \[4, 24\]: a matrix of 24 rows multiplies 24 col.* got 12$",
+        ),
         (
             ViewedRows,
             r"'gate' must have 1 column, a row for each of 120 edges, .* views it, got .*120, 2\]",
@@ -916,9 +1078,16 @@ def test_own_layer_names_what_it_forgets(
 ) -> None:
     data = small_graph(device)
     gate = torch.rand(data.num_edges, device=device)
-    errors = TypeError, ValueError, RuntimeError
+    errors = TypeError, ValueError, RuntimeError, NameError
     with small_graphs(how), pytest.raises(errors, match=f'^{text}'):
         accelerate(layer()).to(device)(data.x, data.edge_index, gate, data.x)
+
+
+def test_softmax_of_too_few_nodes(device: torch.device) -> None:
+    data = small_graph(device)
+    if device.type == 'cpu':  # It stops a GPU.
+        with pytest.raises(IndexError, match="^'num_nodes' of softmax must be more than all .* 2:"):
+            accelerate(FewNodes())(data.x, data.edge_index, data.x, data.x)
 
 
 class Sized(pyg.MessagePassing):
@@ -929,6 +1098,23 @@ class Sized(pyg.MessagePassing):
 
     def message(self, x_j: Tensor) -> Tensor:
         return x_j.sigmoid()
+
+
+@pytest.mark.parametrize('how', ['kernel', 'pyg'])
+def test_own_layer_names_exchanged_ends(how: str) -> None:
+    few, many = torch.randn(9, IN), torch.randn(NODES, IN)
+    edges = torch.stack([torch.arange(NODES) % 9, torch.arange(NODES)])
+    layer, size = accelerate(Sized()), r"'size' of propagate .*, \(9, 80\) by .*, got \(80, 9"
+    pair = r"'x' must be a pair .* least 9 and 80 nodes, got 80 and 9 rows: exchange"
+    with small_graphs(how):
+        assert layer((few, many), edges, (9, NODES)).size(0) == NODES
+        for text, x, given in (
+            (size, (few, many), (NODES, 9)), (size, few, (NODES, 9)), (pair, (many, few), None),
+        ):  # fmt: skip
+            with pytest.raises((ValueError, IndexError), match=f'^{text}'):
+                layer(x, edges, given)
+        numbers = torch.tensor(9), torch.tensor(NODES)  # PyG takes these, too.
+        assert layer(few, edges, numbers).size(0) == NODES
 
 
 @pytest.mark.parametrize('how', ['kernel', 'pyg'])
