@@ -183,9 +183,11 @@ class FusedPropagate(FusedLayer):
         is_first = '_last_sorted' not in own
         if sorts or '_call' not in own or is_first:
             own['_last_sorted'] = sorts
-        is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted
-        makes = sorts == MADE and not is_sorted
-        own['_makes_lists'] = makes and (is_first or own['_makes_lists'])
+        if any(map(has_list, given)) or '_listed' in own:
+            # Of a graph's own list it would make others.
+            is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted
+            knows = own.get('_makes_lists', False) or (is_first and '_listed' not in own)
+            own['_makes_lists'] = sorts == MADE and not is_sorted and knows
 
     @classmethod
     def _fused_replaced(cls) -> Callable[..., Tensor]:

@@ -209,6 +209,38 @@ def test_last_node_without_an_edge(device: torch.device) -> None:
     assert not any(type(each) is Tensor for each in ours.seen)
 
 
+class Flipped(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(edge_index)
+        return self.propagate(edge_index.flip(0), x=x)
+
+
+class Both(Degrees):
+    """It also uses the edges as they are."""
+
+    def own(self, x: Tensor) -> Tensor:
+        return self.propagate(self.seen[-1], x=x)
+
+
+def test_lists_of_its_own() -> None:
+    """On a CPU a forward makes them of the plain list, unless what it makes stays sorted, or it
+    needs the graph as well."""
+    edges = graph(torch.device('cpu'))
+    prepared = ToCSR()(Data(edge_index=edges, num_nodes=N)).edge_index
+    x = torch.rand(N, 8)
+    seen = {}
+    for kind in (Degrees, Flipped, Both):
+        theirs, ours = kind(), pyg_fast.accelerate(kind())
+        ours.load_state_dict(theirs.state_dict())
+        with pyg_fast.small_graphs('kernel'):
+            for each in (edges, prepared, prepared, prepared):
+                plain = each.as_tensor() if each is prepared else each
+                torch.testing.assert_close(ours(x, each), theirs(x, plain))
+        seen[kind] = [type(each) is Tensor for each in ours.seen]
+    given = [True, False, False, False]
+    assert seen == {Degrees: [True, False, True, True], Flipped: given, Both: given}
+
+
 class Refused(Degrees):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j.sort(-1).values
