@@ -127,6 +127,12 @@ class Plan(NamedTuple):
         return max(self.width, *of_nodes, 1)
 
     @property
+    def is_loop(self) -> bool:
+        """Whether compiled code of PyG has a single loop over edges: of numbers, then sums."""
+        sums = all(output.reduce in ('sum', 'mean') for output in self.outputs[self.num_written :])
+        return sums and not (self.has_products or self.is_mlp or self.softmaxes)
+
+    @property
     def is_sum(self) -> bool:
         """Whether it sums rows of sources as they are."""
         found = weighted_sum(self)

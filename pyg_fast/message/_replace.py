@@ -316,11 +316,15 @@ _INVALID_RESULT = 6  # the result of `csr` that counts invalid edges
 
 def _check_size(region: Region, passes: Passes) -> None:
     """Refuses a region of so few edges that PyG's compiled code is faster."""
-    width = max(math.prod(each.shape) for each in passes.plan.inputs)
-    index = fake_of(region.index)
-    if passes.plan.is_mlp and index.is_cuda:
+    plan, index = passes.plan, fake_of(region.index)
+    # On a GPU the matrices of an MLP count: a kernel over tiles pays early.
+    roles = ('param', 'table') if index.is_cpu else ()
+    width = max([math.prod(each.shape) for each in plan.inputs if each.role not in roles] or [1])
+    if plan.is_mlp and index.is_cuda:
         width = width_of_mlp(width, True)
     kind = 'compiled' if passes.weighted_sum is None else 'compiled sum'
+    if index.is_cpu and torch.get_num_threads() == 1 and plan.is_loop:
+        kind = f'{kind} on one thread'
     if are_few(index.shape[0], width, index.is_cuda, kind):
         raise Refused('too few edges for a kernel to pay')
 

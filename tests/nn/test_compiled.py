@@ -227,12 +227,25 @@ def of_source(conv: Any, x_i: Tensor, x_j: Tensor, *_: Any) -> Tensor:
     return x_j
 
 
-@pytest.mark.parametrize(
-    ('function', 'num_edges', 'pays'),
-    [(gated, 2000, False), (gated, 3000, True), (of_source, 3000, False)],
-)
-def test_few_edges(function: Any, num_edges: int, pays: bool, device: torch.device) -> None:
-    """Kernels of messages pay earlier than sums of rows, on a CPU; on CUDA far later."""
+def loop(conv: Any, x_i: Tensor, x_j: Tensor, edge: Tensor, *_: Any) -> Tensor:
+    return torch.sigmoid(x_i + x_j) * edge
+
+
+def mlp(conv: Any, x_i: Tensor, x_j: Tensor, *_: Any) -> Tensor:
+    return conv.lin(conv.lin(x_i - x_j).relu()).relu()
+
+
+@pytest.mark.parametrize(('function', 'num_edges', 'threads', 'pays'), [
+    (gated, 6900, 1, False), (gated, 7100, 1, True), (mlp, 6900, 2, False), (mlp, 7100, 2, True),
+    (loop, 7100, 2, True), (loop, 7100, 1, False), (of_source, 7100, 2, False),
+])  # fmt: skip
+def test_few_edges(
+    function: Any, num_edges: int, threads: int, pays: bool, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Kernels of messages pay earlier than sums of rows, on a CPU, of several threads all; on CUDA
+    far later."""
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: threads)
     with pyg_fast.small_graphs('pyg'):
         kernels = int(pays and device.type == 'cpu')
         assert_like_pyg(Own(function), on(device, (300, num_edges)), kernels=kernels)
