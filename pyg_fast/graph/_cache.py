@@ -100,7 +100,6 @@ class Cache:
         self.data = data  # kept alive, so that no other tensor gets its id
         self.entries: dict[Request, Entry] = {}
         self.has_loops: bool | None = None  # None: nobody has looked for self-loops
-        self.has_last_node: bool | None = None  # the same for an edge of the last node
         self.signature: tuple[int, ...] | None = None
         self.group_sizes: tuple[int | None, int | None, bool] | None = None  # as set by the user
         self.hops: SampledHops | None = None  # of a mini-batch; without entries: not known

@@ -289,18 +289,6 @@ def has_loops(edge_index: EdgeIndex) -> bool:
     return cache.has_loops
 
 
-def has_last_node(edge_index: EdgeIndex) -> bool:
-    """Whether an edge is known to have the last node of a square graph with a list, found once.
-    For one that a GPU would be waited for in each step nobody knows."""
-    cache = cache_of(edge_index)
-    if cache.has_last_node is None:
-        data = edge_index._data
-        if data.is_cuda and (isinstance(edge_index, BatchEdgeIndex) or is_capturing(data)):
-            return False
-        cache.has_last_node = data.numel() > 0 and int(data.max()) + 1 == edge_index.sparse_size(0)
-    return cache.has_last_node
-
-
 @torch.inference_mode(False)  # A later training step may use it.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
     data = edge_index.as_tensor().detach()

@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import HANDLED_FUNCTIONS, CatMetadata
 
 from ._cache import forget
 from .batch_edge_index import ROWS, wrapper
+
+# A user may tell graphs apart by their ids: that of a view must live as long as its EdgeIndex.
+_views = WeakTensorKeyDictionary()
 
 
 class ReadableEdgeIndex(EdgeIndex):
@@ -55,10 +59,11 @@ def readable(edge_index: EdgeIndex) -> EdgeIndex:
     # Caches know an EdgeIndex by its version: that of a new one is 0.
     if edge_index.is_inference() or edge_index._version != 0:
         return edge_index
-    if not torch.is_inference_mode_enabled():
-        return _view(edge_index, ReadableEdgeIndex)
-    with torch.inference_mode(False):
-        return _view(edge_index, ReadableEdgeIndex)
+    known = _views.get(edge_index)
+    if known is None or known._data is not edge_index._data or known._version != 0:
+        with torch.inference_mode(False):
+            known = _views[edge_index] = _view(edge_index, ReadableEdgeIndex)
+    return known
 
 
 def _view(edge_index: EdgeIndex, cls: type[EdgeIndex]) -> EdgeIndex:

@@ -124,6 +124,7 @@ _LIGHT = {
 # Kernels of a CPU take as long for fewer numbers of an edge as for so many, PyG's code does not: of
 # the narrowest messages, and of others but sums, maxima and minima, of which a vector has so many.
 _NARROW, _VECTOR = 5, 16
+_LEAST = 5  # counts for a message of a few columns that PyG's code computes fast
 
 # PyG's code for an MLP of each edge takes so many times that of a message as wide as its inputs on
 # a GPU. On a CPU it takes that of one with so many columns: the square by so much, and so many.
@@ -163,7 +164,7 @@ def width_for_limits(width: int, kinds: Collection[str]) -> int:
         most = 1.0
         if 'sums' not in kinds:
             counted = (_VECTOR + more) * max(width - _NARROW, 1) / (_VECTOR - _NARROW)
-    out = int(most * least * counted) - more
+    out = max(int(most * least * counted), _LEAST) - more
     return 0 if is_narrow(out) else out
 
 

@@ -4,15 +4,15 @@ then: a graph of few edges takes less time so.
 What is known of a layer stands in its own dictionary, see :data:`~pyg_fast.message._fallback.OWN`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Linear
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Adj
 
-from ..graph.graph import has_last_node
 from ..graph.small_graphs import (
     TOO_FEW,
     has_few_columns,
@@ -25,7 +25,15 @@ from ..graph.small_graphs import (
 )
 from ..message._plan import Plan
 from ._checks import REDUCES, parts_of
-from ._reads import Reads, reads_a_list
+from ._reads import gives_to_softmax, reads_a_list
+
+
+class Listed(NamedTuple):
+    """The plain list that `forward` got in this call, in place of a prepared graph."""
+
+    edge_index: Tensor
+    prepared: EdgeIndex
+    reason: str | None  # why PyG's code will run
 
 
 def note_inputs(conv: MessagePassing, edge_index: object, kwargs: dict[str, object]) -> bool:
@@ -35,7 +43,7 @@ def note_inputs(conv: MessagePassing, edge_index: object, kwargs: dict[str, obje
     on_gpu = isinstance(edge_index, Tensor) and edge_index.is_cuda
     if own.get('_on_gpu') is on_gpu:
         return False
-    for name in ('_most_width', '_of_mlp', '_work'):
+    for name in ('_most_width', '_of_mlp', '_work', '_learned'):
         own.pop(name, None)
     own['_on_gpu'], own['_columns'] = on_gpu, _width(conv.node_dim, kwargs)
     own['_width'] = _width_for_limits(conv, None, on_gpu)
@@ -45,9 +53,9 @@ def note_inputs(conv: MessagePassing, edge_index: object, kwargs: dict[str, obje
 def note_plan(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> None:
     """Notes what the first plan tells of a message."""
     own = conv.__dict__
-    if plan is not None and '_of_mlp' not in own and (plan.is_mlp or not on_gpu):
-        own['_of_mlp'], own['_work'] = plan.is_mlp, plan.work
-        own['_width'] = _width_for_limits(conv, plan, on_gpu)
+    if plan is not None and '_of_mlp' not in own:
+        own['_of_mlp'] = plan.is_mlp
+        own['_learned'] = _width_for_limits(conv, plan, on_gpu), plan.work
 
 
 def note_in_memory(conv: MessagePassing, edge_index: Tensor, reason: str) -> None:
@@ -59,11 +67,14 @@ def note_in_memory(conv: MessagePassing, edge_index: Tensor, reason: str) -> Non
 def why_few(conv: MessagePassing, edge_index: Adj, kind: str) -> str | None:
     """Why PyG's code is faster for edges; None if it is not, or nobody knows."""
     own = conv.__dict__
+    # What the last call has told counts in the next one, not where a checkpoint runs it again.
+    if '_learned' in own and torch._C._current_graph_task_id() == -1:
+        own['_width'], own['_work'] = own.pop('_learned')
     # Whether a message is an MLP is known once it was captured.
+    is_known = '_fused_entry' in own and '_learned' not in own
     if has_few_edges(edge_index, own['_width'], kind) and (
-        '_fused_entry' in own or conv._fused_is_never()
-        or not _may_be_wider(conv, edge_index, kind)
-    ):  # fmt: skip
+        is_known or conv._fused_is_never() or not _may_be_wider(conv, edge_index, kind)
+    ):
         return reason_of(edge_index.size(1))
     if has_few_columns(edge_index, kind, own.get('_work')):
         return f'{own["_work"].columns} columns{TOO_FEW}'
@@ -81,7 +92,7 @@ def _in_memory(known: tuple[int, bool, bool, str], edge_index: Adj) -> str | Non
     return reason if fits and runs_pygs_code() else None
 
 
-def with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[object, ...]:
+def with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a layer. What its `forward` calculates from a sorted list before `propagate`
     takes longer than from a plain one, which it gets where PyG's code will run: for few edges, or
     on a CPU for a message that has been refused; there also where it made all lists that kernels
@@ -91,17 +102,16 @@ def with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[object
     plain = edge_index.as_tensor()
     if conv.strict or not isinstance(x, Tensor) or own.get('_on_gpu') is not plain.is_cuda:
         return args  # At first nobody knows how wide the message is.
-    reads = _reads(conv)
-    if reads == 'no' or (reads == 'with the last node' and not has_last_node(edge_index)):
+    # Hooks may tell them apart.
+    if own['_forward_pre_hooks'] or own['_forward_hooks'] or not _takes_a_list(conv):
         return args
     reason = why_few(conv, plain, 'prepared message')
     is_better = _is_refused(conv) or own.get('_makes_lists', False)
     if reason is None and not (plain.is_cpu and is_better):
         return args
-    size = edge_index.sparse_size()
-    if size != (x.size(0), x.size(0)):
+    if edge_index.sparse_size() != (x.size(0), x.size(0)):
         return args
-    own['_listed'] = plain, size, reason
+    own['_listed'] = Listed(plain, edge_index, reason)
     return x, plain, *args[2:]
 
 
@@ -114,19 +124,43 @@ def _is_refused(conv: MessagePassing) -> bool:
 
 def is_pygs_own(conv: MessagePassing) -> bool:
     """Whether a layer is one of PyG, and its `forward` not the user's."""
-    return getattr(type(conv), '_base', type(conv)).__module__.startswith('torch_geometric.')
+    base = getattr(type(conv), '_base', None)  # A user's class may have the name.
+    cls = base if isinstance(base, type) else type(conv)
+    return cls.__module__.startswith('torch_geometric.')
 
 
-def _reads(conv: MessagePassing) -> Reads:
+def _takes_a_list(conv: MessagePassing) -> bool:
     """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
     own = conv.__dict__
     if '_reads' not in own:
-        # A list does not tell the sizes of both ends.
-        read = conv.inspector.get_flat_param_names(['message', 'aggregate', 'update'])
-        is_same: Reads = 'yes' if is_pygs_own(conv) else reads_a_list(conv)
-        own['_reads'] = 'no' if 'size' in read else is_same
-    found: Reads = own['_reads']
-    return found
+        methods = 'message', 'aggregate', 'update', 'edge_update'
+        sizes = [_takes(conv, each, 'size') for each in methods]
+        is_same = is_pygs_own(conv) or reads_a_list(conv)
+        own['_reads'] = is_same and not any(sizes) and not tells_lists_apart(conv)
+    return bool(own['_reads'])
+
+
+def tells_lists_apart(conv: MessagePassing) -> bool:
+    """Whether a method of a layer's own gets what a plain list lacks, or the edges themselves. A
+    softmax takes the row pointers, and does without."""
+    own = conv.__dict__
+    if '_tells' not in own:
+        methods = ['message', 'aggregate', 'update', 'edge_update']
+        cls, base = type(conv), MessagePassing
+        methods = [each for each in methods if getattr(cls, each) is not getattr(base, each)]
+        own['_tells'] = not is_pygs_own(conv) and any(
+            _takes(conv, each, 'edge_index') or (
+                _takes(conv, each, 'ptr') and not gives_to_softmax(getattr(cls, each), 'ptr')
+            ) for each in methods
+        )  # fmt: skip
+    return bool(own['_tells'])
+
+
+def _takes(conv: MessagePassing, method: str, *names: str) -> bool:
+    """Whether a method of a layer takes one of some arguments."""
+    # Not `get_flat_param_names`, which raises for arguments of several kinds.
+    found = conv.inspector.get_signature(method).param_dict
+    return any(name in found for name in names)
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:

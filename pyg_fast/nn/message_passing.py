@@ -47,7 +47,15 @@ from ._checks import (
 )
 from ._explain import check_edge_rows, warn_of_columns
 from ._explain_own import check_size, warn_of_keywords, warn_of_methods
-from ._few import is_pygs_own, note_in_memory, note_inputs, note_plan, why_few, with_plain_list
+from ._few import (
+    is_pygs_own,
+    note_in_memory,
+    note_inputs,
+    note_plan,
+    tells_lists_apart,
+    why_few,
+    with_plain_list,
+)
 from ._layer import (
     ARGUMENTS,
     GIVEN,
@@ -79,15 +87,6 @@ def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, obje
         name: value[::-1] if name in bases and isinstance(value, (tuple, list)) else value
         for name, value in kwargs.items()
     }
-
-
-def _reads_ptr(conv: MessagePassing) -> bool:
-    """Whether a layer's own functions take the row pointers, which a plain list does not have."""
-    own = [
-        name for name in ('message', 'aggregate')
-        if getattr(type(conv), name) is not getattr(MessagePassing, name)
-    ]  # fmt: skip
-    return 'ptr' in conv.inspector.get_flat_param_names(own)
 
 
 def _runs_python(cls: type) -> bool:
@@ -216,9 +215,13 @@ class FusedPropagate(FusedLayer):
         is_first = note_inputs(self, edge_index, kwargs)
         if is_first:
             warn_of_keywords(self, size, kwargs, stacklevel=3)
-        reason, plain = None, edge_index
-        if '_listed' in own and own['_listed'][0] is edge_index:
-            _, size, reason = own['_listed']
+        reason, plain, listed = None, edge_index, own.get('_listed')
+        if listed is not None:
+            # As PyG knows from an EdgeIndex, also of lists made of it.
+            size = listed.prepared.sparse_size() if size is None else size
+            if listed.edge_index is edge_index:
+                reason = listed.reason
+                plain = edge_index = edge_index if reason is not None else listed.prepared
         elif type(size) is torch.Size:
             check_size(self, edge_index, size, kwargs)
         if reason is None:
@@ -233,7 +236,7 @@ class FusedPropagate(FusedLayer):
             self._fused_note(reason)
             if is_first:
                 tell(self, BySize(reason))
-            if plain is not edge_index:
+            if plain is not edge_index and not tells_lists_apart(self):
                 size, edge_index = edge_index.sparse_size(), plain  # PyG reads no other of one.
             edge_index = in_int64(edge_index)
             out = _direct.propagate(self, edge_index, size, kwargs)
@@ -260,7 +263,7 @@ class FusedPropagate(FusedLayer):
         kwargs = _pairs_of(self, kwargs)
         if self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edge_index, EdgeIndex):
             check_edge_rows(edge_index.size(1), kwargs)  # PyG's product reads beyond short weights.
-        elif plain is not edge_index and not plain.is_cuda and not _reads_ptr(self):
+        elif plain is not edge_index and not plain.is_cuda and not tells_lists_apart(self):
             # PyG's code takes longer for an EdgeIndex than for its list.
             size, edge_index = edge_index.sparse_size(), plain
         return self._fused_pygs(edges_for_pyg(edge_index), size, kwargs)
@@ -277,7 +280,7 @@ class FusedPropagate(FusedLayer):
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
-        if len(args) > 1 and has_list(args[1]):
+        if len(args) > 1 and has_list(args[1]) and not kwargs.get('return_attention_weights'):
             args = with_plain_list(self, args)
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:
@@ -300,8 +303,7 @@ class FusedPropagate(FusedLayer):
                 own.setdefault('_last_run', before)
             raise
         finally:
-            del own['_call']
-            for name in ('_graphs', '_watched', '_listed'):
+            for name in ('_call', '_graphs', '_watched', '_listed'):
                 own.pop(name, None)
 
     def __getstate__(self) -> dict[str, object]:

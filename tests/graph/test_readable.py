@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +120,13 @@ def test_layers_read_them(size: Any, device: torch.device) -> None:
         torch.testing.assert_close(ours(x, given), theirs(x, given))
         torch.testing.assert_close(ours(x, edge_index=given), theirs(x, given))
     assert ours.seen == [ReadableEdgeIndex] * 2
+
+
+def test_a_view_lives_as_long_as_its_graph() -> None:
+    """Users tell graphs apart by their ids."""
+    edge_index = EdgeIndex(torch.tensor([[0, 1], [1, 0]]), sparse_size=(2, 2))
+    view = readable(edge_index)
+    assert readable(edge_index) is view
+    known = weakref.ref(edge_index)
+    del edge_index
+    assert known() is None

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import EdgeConv
@@ -227,6 +228,17 @@ def test_columns_that_do_not_fill_a_vector(conv: Own, width: int, counted: int) 
     assert why_pygs(conv) == ''
 
 
+def test_a_checkpoint_runs_the_same_again() -> None:
+    """What the first call tells of a message counts from the next one on."""
+    x, edges = of_few(torch.device('cpu'), 6000)
+    conv, seen = Own(), []
+    for _ in range(2):
+        out = checkpoint(conv, x.requires_grad_(), edges, use_reentrant=False)
+        seen.append(why_pygs(conv))
+        out.sum().backward()  # It raises an error if other tensors are saved.
+    assert seen == ['', '6000 edges are too few for a kernel to pay']
+
+
 def test_a_layer_moves(device: torch.device, limits: Callable[..., None]) -> None:
     """Limits are those of the device on which it runs."""
     limits(few_edges={('message', False): (10**9, 8), ('message', True): (EDGES * WIDTH, 0)})
@@ -283,7 +295,7 @@ def test_kernels_pay_later_for_maps_of_edges(limits: Callable[..., None]) -> Non
     """They save no products where nodes have none."""
     limits(few_edges=(0, 0))
     both, alone = Mapped(True), Mapped(False)
-    for layer in (both, alone):
+    for layer in (both, alone, both, alone):  # What a call tells counts from the next one on.
         layer(torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES)))
         assert why_pygs(layer) == ''
     assert alone.__dict__['_width'] < both.__dict__['_width']
