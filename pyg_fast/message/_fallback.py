@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 # edges, `_most_width` how wide it may be until its plan is known; `_of_mlp` says whether it is an
 # MLP, once `_width` counts what a kernel aggregates; `_work` is how much it computes on a CPU.
 # `_last_compiled` is what runs in compiled code, as `_last_run` in eager calls, of which
-# `_last_sorted` tells which edges the last one sorted, `_last_error` what it raised.
+# `_last_sorted` tells which edges the last one sorted, `_last_error` what it raised. `_learned` is
+# what the next call will take for `_width` and `_work`. Of prepared graphs: `_reads` says whether
+# `forward` may get the list of one, `_listed` is that of this call, `_makes_lists` says whether it
+# makes others of it, `_tells` whether a method reads what a list lacks.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
     '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_of_mlp', '_work',

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import ChebConv, GCNConv, MessagePassing
-from torch_geometric.typing import SparseTensor
+from torch_geometric.typing import OptTensor, SparseTensor
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, softmax
 
 import pyg_fast
@@ -402,7 +402,7 @@ class OfPointers(Untyped):
 
 
 class AsksForPointers(Untyped):
-    def message(self, x_j: Tensor, ptr: Tensor | None) -> Tensor:
+    def message(self, x_j: Tensor, ptr: OptTensor) -> Tensor:  # type: ignore[override]
         return x_j if ptr is None else 2 * x_j
 
 
