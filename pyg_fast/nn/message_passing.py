@@ -80,7 +80,7 @@ _Inputs: TypeAlias = dict[tuple[str, str], Tensor]  # by role and name
 def _pairs_of(conv: MessagePassing, kwargs: dict[str, object]) -> dict[str, object]:
     """The arguments for PyG's `propagate`. Compiled from a template, as for any layer of PyG, it
     takes the first of a pair for sources; its Python code with `target_to_source` the second."""
-    if conv.flow == 'source_to_target' or not _runs_python(type(conv)):
+    if conv.flow == 'source_to_target' or not (conv._fused_python and _runs_python(type(conv))):
         return kwargs
     bases = {name[:-2] for name in conv._user_args if name[-2:] in ('_i', '_j')}
     return {
@@ -625,6 +625,8 @@ def _collect_ends(
     other: dict[str, object], sizes: list[int | None],
 ) -> None:  # fmt: skip
     """Adds the arguments of the ends of edges, and notes the numbers of nodes in `sizes`."""
+    # As PyG's template takes pairs in either flow, and its Python code where a layer has none.
+    swaps = conv.flow != 'source_to_target' and not conv._fused_python and _runs_python(type(conv))
     for key, base, dim, default in names.ends:
         value = kwargs.get(base, default)
         if isinstance(value, (tuple, list)):
@@ -632,7 +634,7 @@ def _collect_ends(
                 raise Fallback(f"'{base}' has {len(value)} parts")
             for k, part in enumerate(value):
                 _note_size(conv, sizes, k, base, part)
-            value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
+            value = value[(key[0] == 'dst') != swaps]
         if isinstance(value, Tensor):
             _note_size(conv, sizes, dim, base, value)
             if conv.node_dim not in (0, -value.dim()):

@@ -285,3 +285,24 @@ def test_bipartite(device: torch.device) -> None:
         args = pair, edge_index % torch.tensor([[table.size(0)], [20]], device=device), table
         torch.testing.assert_close(ours(*args), theirs(*args))
         assert 'rows' in why_pygs(ours) or 'has no row for each node' in why_pygs(ours)
+
+
+class WithoutTemplate(MessagePassing):
+    """Its arguments have no types: PyG makes no template of it, and runs Python."""
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index, dim_size):  # type: ignore[no-untyped-def, override]
+        return x_i * x_j + dim_size
+
+
+@pytest.mark.parametrize('how', ['pyg', 'kernel'])
+def test_pairs_without_a_template(how: Any, device: torch.device) -> None:
+    """PyG's Python code takes the second of a pair for sources, if these are the second row."""
+    x = torch.rand(9, 4, device=device), torch.rand(9, 4, device=device)
+    edge_index = torch.randint(9, (2, 40), device=device)
+    theirs = WithoutTemplate(flow='target_to_source')
+    ours = pyg_fast.accelerate(WithoutTemplate(flow='target_to_source'))
+    with pyg_fast.small_graphs(how):
+        torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
