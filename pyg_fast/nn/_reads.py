@@ -4,6 +4,7 @@ import ast
 import builtins
 import inspect
 import textwrap
+from collections import Counter
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -110,27 +111,20 @@ class _Reader:
 
     def _find_sizes(self) -> None:
         """Finds the variables that are nothing but numbers of rows of a tensor."""
-        stored: dict[str, list[ast.expr | None]] = {}
-        for node in (each for statement in self._body for each in ast.walk(statement)):
+        nodes = [node for statement in self._body for node in ast.walk(statement)]
+        written = Counter(
+            node.id for node in nodes
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        )  # fmt: skip
+        values: dict[str, list[ast.expr]] = {name: [] for name in written}
+        for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                stored.setdefault(node.targets[0].id, []).append(node.value)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                stored.setdefault(node.id, [])
-        for statement in (each for top in self._body for each in ast.walk(top)):
-            if isinstance(statement, ast.Name) and not isinstance(statement.ctx, ast.Load):
-                values = stored.get(statement.id, [])
-                count = sum(
-                    isinstance(each, ast.Name) and each.id == statement.id
-                    and not isinstance(each.ctx, ast.Load)
-                    for top in self._body for each in ast.walk(top)
-                )  # fmt: skip
-                is_size = count == len(values) > 0 and all(
-                    value is not None and self._is_size(value) for value in values
-                )
-                if is_size:
-                    self._sizes.add(statement.id)
-                else:
-                    self._sizes.discard(statement.id)
+                values[node.targets[0].id].append(node.value)
+        for name, found in values.items():
+            if len(found) == written[name] and all(map(self._is_size, found)):
+                self._sizes.add(name)
+            else:
+                self._sizes.discard(name)
 
     def _is_size(self, node: ast.expr) -> bool:
         """Whether an expression is the number of rows of a tensor."""
@@ -142,7 +136,7 @@ class _Reader:
             )  # fmt: skip
         if isinstance(node, ast.Call):
             is_len = isinstance(node.func, ast.Name) and self._resolved(node.func) is len
-            return is_len and self._is_other(node.args[0])
+            return is_len and len(node.args) == 1 and self._is_other(node.args[0])
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
             is_shape = node.value.attr == 'shape' and self._is_other(node.value.value)
             return is_shape and _constants([node.slice]) == [0]
@@ -207,12 +201,13 @@ class _Reader:
 
     def _makes_edges(self, node: ast.Call) -> bool:
         """Whether a call is of a function that returns edges and their attributes."""
-        needs = _ON_EDGES.get(self._resolved(node.func))
-        if needs is None or not node.args or not self._is_edges(node.args[0]):
+        function = self._resolved(node.func)
+        needs = [needs for each, needs in _ON_EDGES.items() if each is function]
+        if not needs or not node.args or not self._is_edges(node.args[0]):
             return False
         self._none(*node.args[1:], *node.keywords)
         sizes = [each.value for each in node.keywords if each.arg == 'num_nodes']
-        if needs and not (sizes and self._is_size(sizes[0])):
+        if needs[0] and not (sizes and self._is_size(sizes[0])):
             raise _Differs
         return True
 
@@ -250,13 +245,13 @@ class _Reader:
             func.attr if isinstance(func, ast.Attribute) and _is_name(func.value, 'self') else ''
         )
         if method in _OF_LAYERS and self._cls is not None:
-            first, *rest = given
-            if not self._is_edges(first):
-                raise _Differs  # Of other edges nobody knows how many nodes they have.
-            self._none(*rest)
+            # Of other edges nobody knows how many nodes they have.
+            if not given or not self._is_edges(given[0]):
+                raise _Differs
+            self._none(*given[1:])
             return False
         function: Any = self._resolved(func)
-        if function is torch.cat and isinstance(given[0], (ast.List, ast.Tuple)):
+        if function is torch.cat and given and isinstance(given[0], (ast.List, ast.Tuple)):
             parts = [self._is_edges(each) for each in given[0].elts]
             self._none(*given[1:])
             if any(parts) and not (all(parts) and _constants(given[1:]) in ([1], [-1])):
@@ -284,6 +279,8 @@ class _Reader:
         EdgeIndex."""
         if not isinstance(node, ast.Call) or self._resolved(node.func) is not isinstance:
             return None
+        if len(node.args) != 2:
+            raise _Differs
         value, kind = node.args
         kinds = [*map(self._resolved, kind.elts if isinstance(kind, ast.Tuple) else [kind])]
         return kinds if self._is_edges(value) and all(each in _KINDS for each in kinds) else None
