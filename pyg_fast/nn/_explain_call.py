@@ -30,6 +30,11 @@ def read_by(conv: Any, name: str = 'message') -> set[str]:
     return set() if method is None else set(inspect.signature(method).parameters)
 
 
+def as_parts(value: object) -> Sequence[Any]:
+    """The parts of a pair, or a value alone."""
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
 def of_propagate(frames: Sequence[FrameType], name: str) -> object:
     """An argument by which a layer called `propagate`."""
     of = (frame.f_locals for frame in frames if frame.f_code.co_name == 'propagate')
@@ -49,12 +54,22 @@ def propagated(frames: Sequence[FrameType], caller: str = 'propagate') -> dict[s
     return {}
 
 
+def features_of_nodes(conv: Any, frames: Sequence[FrameType]) -> list[tuple[str, Tensor]]:
+    """The features that `propagate` got of nodes, by name, those of a pair one by one."""
+    read = read_by(conv)
+    return [
+        (name, part) for name, value in propagated(frames).items()
+        if not read.isdisjoint((f'{name}_i', f'{name}_j'))
+        for part in as_parts(value) if isinstance(part, Tensor)
+    ]  # fmt: skip
+
+
 def passed_to_message(frames: Sequence[FrameType]) -> dict[str, object]:
     """What PyG's `propagate`, or what runs in its place, has passed to `message`."""
     for frame in frames:
         if frame.f_code.co_name != 'propagate':
             continue
-        is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
+        is_direct = _is_direct(frame)
         # Of a template of PyG, of its Python code, or of ours.
         values = frame.f_locals.get('given' if is_direct else 'kwargs')
         by_python = frame.f_locals.get('msg_kwargs')
@@ -70,11 +85,16 @@ def passed_to_message(frames: Sequence[FrameType]) -> dict[str, object]:
 def messages_of(frames: Sequence[FrameType]) -> Iterator[object]:
     """What PyG's `aggregate`, or what runs in its place, has got as messages."""
     for frame in frames:
-        is_direct = frame.f_globals.get('__name__') == f'{__package__}._direct'
+        is_direct = _is_direct(frame)
         name = 'out' if is_direct else 'inputs'
         is_pygs = frame.f_code is MessagePassing.aggregate.__code__
         if name in frame.f_locals and (is_direct or is_pygs):
             yield frame.f_locals[name]
+
+
+def _is_direct(frame: FrameType) -> bool:
+    """Whether a call is of what runs in the place of PyG's `propagate`."""
+    return frame.f_globals.get('__name__') == f'{__package__}._direct'
 
 
 def argument_that_is(
@@ -84,8 +104,7 @@ def argument_that_is(
     PyG has gathered."""
     arguments = [
         (name, part) for name, several in given.items()
-        for part in (several if isinstance(several, (tuple, list)) else (several,))
-        if isinstance(part, Tensor)
+        for part in as_parts(several) if isinstance(part, Tensor)
     ]  # fmt: skip
     for each in arguments:
         if _is_same(value, each[1]):
@@ -94,8 +113,7 @@ def argument_that_is(
     for name, rows in passed_to_message(frames).items():
         if name[-2:] not in ('_i', '_j') or not _is_same(value, rows):
             continue
-        several = passed.get(name[:-2])
-        parts = several if isinstance(several, (tuple, list)) else (several,)
+        parts = as_parts(passed.get(name[:-2]))
         for each in arguments:
             if any(_is_same(each[1], part) for part in parts):
                 return each

@@ -14,7 +14,7 @@ from torch_geometric.typing import SparseTensor
 
 from ..errors import DtypeError, EdgesError, OptionError, ShapeError
 from ..ops._edges import is_list
-from ._explain_call import of_propagate, propagated, read_by
+from ._explain_call import features_of_nodes, of_propagate, propagated, read_by
 from ._explain_code import TWO_TENSORS, frames_of
 from ._explain_features import check_like_parameters, columns_of, weight_of
 
@@ -179,10 +179,10 @@ def check_edge_rows(num_edges: int, given: Mapping[str, object]) -> None:
         if not name.startswith('edge_') or name.startswith(('edge_index', 'edge_label')):
             continue
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
-            raise rows_error(name, 'edge_index', num_edges, value)
+            raise _rows_error(name, 'edge_index', num_edges, value)
 
 
-def rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeError:
+def _rows_error(name: str, edges: str, num_edges: int, value: Tensor) -> ShapeError:
     """The error for an argument that has not a row for each edge."""
     return ShapeError(
         f"'{name}' must have shape {[num_edges, *value.shape[1:]]}, a row for each edge of "
@@ -212,22 +212,12 @@ def check_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None
     if len(values) == 1:
         ((name, value),) = values.items()
         cure = f": 'forward' has changed '{changed[0]}', as add_self_loops does" if changed else ''
-        if _has_rows_of_nodes(conv, frames, other):
+        if any(_rows(part) == other for _, part in features_of_nodes(conv, frames)):
             cure = f"; features of nodes are '{name}_i' or '{name}_j' in 'message'"
         raise ShapeError(
             f"'{name}' must have shape {[count, *value.shape[1:]]}, a row for each edge that "
             f'propagate gets, got {list(value.shape)}{cure}'
         )
-
-
-def _has_rows_of_nodes(conv: Any, frames: Sequence[FrameType], count: int) -> bool:
-    """Whether features of nodes that `propagate` gets have so many rows."""
-    values = [
-        part for name, value in propagated(frames).items()
-        if not read_by(conv).isdisjoint((f'{name}_i', f'{name}_j'))
-        for part in (value if isinstance(value, (tuple, list)) else (value,))
-    ]  # fmt: skip
-    return any(isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == count for x in values)
 
 
 def check_rows_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> None:
@@ -249,7 +239,7 @@ def check_rows_by_text(conv: Any, given: Mapping[str, object], error: Exception)
             for name in sorted(short, key=read.__contains__, reverse=True):
                 if name not in read and not read.isdisjoint((f'{name}_i', f'{name}_j')):
                     continue  # It has a row for each node, as it should.
-                error = rows_error(name, edges, value.size(1), short[name])
+                error = _rows_error(name, edges, value.size(1), short[name])
                 if name in read:
                     raise ShapeError(
                         f"{error}; features of nodes are '{name}_i' or '{name}_j' in 'message'"

@@ -12,7 +12,7 @@ from torch_geometric.typing import SparseTensor
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
 from ..ops.cbsr import CBSR
-from ._explain_call import propagated, read_by
+from ._explain_call import as_parts, propagated, read_by
 from ._explain_code import frames_of
 
 # What is no tensor of features, also where a layer does not say what it takes.
@@ -29,7 +29,7 @@ def check_input(x: object) -> None:
 
 def check_features(conv: Any, x: object, annotation: object) -> None:
     """Raises unless features are tensors of the layer's dtype, with a row for each node."""
-    parts = x if isinstance(x, (tuple, list)) else (x,)
+    parts = as_parts(x)
     _check_parts(x, parts, annotation, hasattr(conv, 'num_relations'))
     weight = weight_of(conv)
     for part in parts:
@@ -85,7 +85,7 @@ def check_features_of_nodes(conv: Any, error: Exception) -> None:
         if value is not None and not read_by(conv).isdisjoint((f'{name}_i', f'{name}_j'))
     }  # fmt: skip
     for name, value in given.items():
-        parts = value if isinstance(value, (tuple, list)) else (value,)
+        parts = as_parts(value)
         if parts is value and len(parts) != 2:
             raise OptionError(
                 f"'{name}' must be a tensor, or a pair of those of sources and destinations, got "

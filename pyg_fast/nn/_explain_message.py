@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
@@ -210,10 +210,7 @@ def _check_widths(
     }  # fmt: skip
     names = [[name for name, value in values.items() if value.size(dim) == size] for size in sizes]
     if list(map(len, names)) == [1, 1] and reads(inside[-1], *names[0], *names[1]):
-        raise ShapeError(
-            f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
-            f'them, got {sizes[0]} and {sizes[1]}'
-        )
+        _raise_widths_error(names[0][0], names[1][0], sizes)
 
 
 def check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], error: Exception) -> None:
@@ -227,10 +224,14 @@ def check_widths_by_text(conv: Any, tensors: Mapping[str, Tensor], error: Except
     names = [of_columns(conv, wide, columns) for columns in (one, other)]
     frame = users_frame(frames_of(error)) if is_own(conv) else None
     if list(map(len, names)) == [1, 1] and (frame is None or reads(frame, *names[0], *names[1])):
-        raise ShapeError(
-            f"'{names[0][0]}' and '{names[1][0]}' must have as many columns, as the layer combines "
-            f'them, got {one} and {other}'
-        )
+        _raise_widths_error(names[0][0], names[1][0], (one, other))
+
+
+def _raise_widths_error(one: str, other: str, widths: tuple[int, int]) -> NoReturn:
+    raise ShapeError(
+        f"'{one}' and '{other}' must have as many columns, as the layer combines them, got "
+        f'{widths[0]} and {widths[1]}'
+    )
 
 
 def check_dimensions(conv: Any, tensors: Mapping[str, Tensor], error: Exception) -> None:

@@ -15,6 +15,7 @@ from torch_geometric.nn.aggr import Aggregation
 from .._alike import did_you_mean, option_error
 from ..errors import ShapeError
 from ..ops._numbers import check_share
+from ._explain_call import as_parts
 from ._explain_code import EXPLAINED
 
 T = TypeVar('T')
@@ -63,7 +64,7 @@ def _explain_options(
     given = given | given.get('kwargs', {})
     for name, least in _LEAST.items():
         value = given.get(name)
-        for part in value if isinstance(value, (tuple, list)) else (value,):
+        for part in as_parts(value):
             if name not in given or (name == 'edge_dim' and part is None):
                 continue
             if isinstance(part, bool) or not isinstance(part, (int, np.integer)):
@@ -76,7 +77,7 @@ def _explain_options(
         raise TypeError(f"'dropout' must be a number, got {type(dropout).__name__}") from error
     if str(error).startswith("'aggr' must"):
         return
-    parts = aggr if isinstance(aggr, (tuple, list)) else (aggr,)
+    parts = as_parts(aggr)
     is_known = all(part is None or isinstance(part, (str, Aggregation)) for part in parts)
     wrong = [p for p in parts if p and str(error).startswith(f'Could not resolve {p!r}')]
     if not is_known or wrong:

@@ -16,7 +16,7 @@ from ..ops._edges import is_capturing, is_list, raise_index_error
 from ..ops._transforms import transforms_traced
 from ..ops.cbsr import CBSR
 from ..sparse.graph import check_node_counts
-from ._explain_call import is_own, of_propagate, propagated, read_by
+from ._explain_call import features_of_nodes, is_own, of_propagate, propagated, read_by
 from ._explain_code import frames_of
 
 # What PyG's code says of nodes that do not exist.
@@ -165,13 +165,7 @@ def check_ends(conv: Any, frames: Sequence[FrameType], text: str) -> None:
 
 def check_node_dim(conv: Any, frames: Sequence[FrameType], text: str) -> None:
     """Raises for features of nodes in which `node_dim` is not that of the nodes."""
-    dim, read = conv.node_dim, read_by(conv)
-    values = [
-        (name, part) for name, value in propagated(frames).items()
-        if not read.isdisjoint((f'{name}_i', f'{name}_j'))
-        for part in (value if isinstance(value, (tuple, list)) else (value,))
-        if isinstance(part, Tensor)
-    ]  # fmt: skip
+    dim, values = conv.node_dim, features_of_nodes(conv, frames)
     for name, value in values if text.startswith('Dimension out of range') else ():
         if value.dim() == 1 and dim < -1:
             raise ShapeError(
