@@ -2,8 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
@@ -42,20 +42,24 @@ def check_inner(conv: Any, given: Mapping[str, object], error: Exception) -> Non
         which, shape = argument_that_is(value, given, frames) if own else None, list(value.shape)
         if which is not None and any(each is None for each in given.values()):
             return  # Perhaps that which is None is to blame.
-        if which is not None and len(shape) == columns == 1:
-            raise ShapeError(
-                f"'{which[0]}' must have shape {[*shape, 1]}, as a linear map of the layer takes, "
-                f'got {shape}: {which[0]}.view(-1, 1)'
-            )
         if which is not None:
-            shape = list(which[1].shape)
-            raise ShapeError(
-                f"'{which[0]}' must have {columns} columns, as a linear map of the layer takes, "
-                f'got shape {shape}'
-            )
+            _raise_columns_error(which[0], which[1].shape, columns)
         raise ShapeError(
             f"'{name}' must get {columns} columns, as its {option} is {columns}, got shape {shape}"
         )
+
+
+def _raise_columns_error(name: str, shape: Sequence[int], columns: int) -> NoReturn:
+    """Raises for an argument that has not the columns that a linear map takes."""
+    if len(shape) == columns == 1:
+        raise ShapeError(
+            f"'{name}' must have shape {[*shape, 1]}, as a linear map of the layer takes, got "
+            f'{[*shape]}: {name}.view(-1, 1)'
+        )
+    raise ShapeError(
+        f"'{name}' must have {columns} columns, as a linear map of the layer takes, got shape "
+        f'{[*shape]}'
+    )
 
 
 def check_joined(conv: Any, error: Exception) -> None:
@@ -124,17 +128,8 @@ def check_linear_by_text(
         raise ShapeError(
             f'{names} must have {wanted} columns, as a linear map of the layer takes, got {columns}'
         )
-    for name in of_width:
-        shape = list(tensors[name].shape)
-        if len(shape) == 1 and wanted == 1:
-            raise ShapeError(
-                f"'{name}' must have shape {[columns, 1]}, as a linear map of the layer takes, got "
-                f'{shape}: {name}.view(-1, 1)'
-            )
-        raise ShapeError(
-            f"'{name}' must have {wanted} columns, as a linear map of the layer takes, got shape "
-            f'{shape}'
-        )
+    if of_width:
+        _raise_columns_error(of_width[0], tensors[of_width[0]].shape, wanted)
     widths = {name: value.size(-1) for name, value in tensors.items()}
     if columns - sum(widths.values()) not in (0, widths.get('x')):  # Of both ends of an edge.
         return
