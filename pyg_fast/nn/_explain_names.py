@@ -84,12 +84,8 @@ def _check_missing(
             missing = name
     is_returned = any(value is inspect.Parameter.empty for value in messages_of(frames))
     if method == 'message' and is_returned:
-        collected = passed_to_message(frames)
-        missing = next((n for n in read if collected.get(n) is inspect.Parameter.empty), None)
-        if missing is None:
-            given = propagated(frames)
-            ends = [n for n in read if n[-2:] in ('_i', '_j') and n[:-2] not in given]
-            missing = next(iter(ends), None)
+        passed_on = passed_to_message(frames)
+        missing = next((n for n in read if passed_on.get(n) is inspect.Parameter.empty), None)
     given = propagated(frames, caller)
     if missing is None:
         return
