@@ -19,8 +19,8 @@ from .nn import (
     FusedSAGEConv,
 )
 from .nn._checks import NO_AGGREGATION
-from .nn._explain import check_init
-from .nn._explain_own import updates_edges, warn_of_methods
+from .nn._explain_names import updates_edges, warn_of_methods
+from .nn._explain_options import check_init
 from .nn._layer import MADE, FusedModule
 from .nn.message_passing import FusedPropagate, fused_class, may_adopt, why_never
 from .ops._numbers import check_flag

@@ -132,6 +132,12 @@ def test_lower_parts_have_no_circle() -> None:
     assert import_circle(lower) == []
 
 
+def test_layers_have_no_circle() -> None:
+    layers = {name: text for name, text in package_sources().items() if part_of(name) == 'nn'}
+    assert {'pyg_fast.nn._explain', 'pyg_fast.nn._explain_code'} <= set(layers)
+    assert import_circle(layers) == []
+
+
 def test_lower_parts_hide_no_import_in_a_function() -> None:
     hidden = [
         path.name

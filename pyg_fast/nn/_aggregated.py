@@ -19,7 +19,7 @@ from ..ops.path import Rows, take
 from ..ops.product import product
 from ..ops.row_blocks import tile_width
 from ._checks import why_not_layer
-from ._explain import check_columns, columns_of
+from ._explain_features import check_columns, columns_of
 from ._layer import Fused
 
 FeaturesT = TypeVar('FeaturesT')

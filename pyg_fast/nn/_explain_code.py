@@ -18,6 +18,11 @@ from torch.nn import Module
 
 from ..errors import DeviceError, DtypeError, ShapeError
 
+# What PyG's code and torch raise for arguments that do not fit.
+EXPLAINED = (
+    AssertionError, AttributeError, IndexError, KeyError, NameError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
 LIBRARIES = ('torch', 'torch_geometric', 'pyg_fast')
 _OF_PYTHON = str(Path(inspect.__file__).parent)
 # What torch says of two sizes that must be the same.

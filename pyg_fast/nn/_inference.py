@@ -15,7 +15,8 @@ from ..ops.product import raw_product
 from ..ops.row_blocks import RowBlock, column_tiles, row_blocks, tile_width
 from ..sparse.operator import SparseOperator
 from ._aggregated import AggregatedInput, AggregatesInput, stand_in
-from ._explain import check_columns, check_edge_weight, check_edges, check_input, columns_of
+from ._explain_edges import check_edge_weight, check_edges
+from ._explain_features import check_columns, check_input, columns_of
 from ._modules import is_plain, mixes_nodes
 
 _FEWEST_ROWS = 1024  # of a block, where memory is short

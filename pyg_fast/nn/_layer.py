@@ -21,7 +21,9 @@ from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ._checks import what_is, why_not_layer
-from ._explain import EXPLAINED, explain, first_line, naming_options
+from ._explain import explain, first_line
+from ._explain_code import EXPLAINED
+from ._explain_options import naming_options
 from ._modules import EDGE_UPDATER, PROPAGATE, PYGS, note_propagate
 
 ModuleT = TypeVar('ModuleT', bound=Module)

@@ -32,7 +32,8 @@ from ..ops.gat import GAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
-from ._explain import check_like_parameters, warn_of_missing_edges
+from ._explain_edges import warn_of_missing_edges
+from ._explain_features import check_like_parameters
 from ._layer import Fused, entries, known_edges
 from ._marked import marked_sum
 from ._modules import is_plain_linear, part_of, weight_and_bias

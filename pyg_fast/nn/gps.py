@@ -16,7 +16,8 @@ from ..attention._op import why_not as why_not_rows
 from ..errors import DtypeError, ShapeError
 from ..graph.small_graphs import runs_pygs_code
 from ..message._inputs import why_not as why_not_device
-from ._explain import EXPLAINED, check_columns, check_input
+from ._explain_code import EXPLAINED
+from ._explain_features import check_columns, check_input
 from ._layer import FusedModule, recast
 from ._modules import is_plain
 

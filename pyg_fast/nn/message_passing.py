@@ -45,8 +45,10 @@ from ._checks import (
     why_not_message,
     why_patched,
 )
-from ._explain import check_edge_rows, warn_of_columns
-from ._explain_own import check_size, warn_of_keywords, warn_of_methods
+from ._explain_edges import check_edge_rows
+from ._explain_names import warn_of_keywords, warn_of_methods
+from ._explain_size import check_size
+from ._explain_table import warn_of_columns
 from ._few import (
     is_pygs_own,
     note_in_memory,

@@ -9,7 +9,7 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor, SparseTensor
 
 from ..ops.linear import linears
 from ._checks import FORWARDS
-from ._explain import naming_options
+from ._explain_options import naming_options
 from ._modules import is_plain_linear, part_of, weight_and_bias
 from .message_passing import MIXINS, FusedMessagePassing, FusedPropagate
 

@@ -756,6 +756,15 @@ class MapOfNumber(SecondMap):
         return self.a(gate) * x_j
 
 
+class MapOfGathered(MapOfNumber):
+    def forward(self, x, edge_index, gate, y):  # type: ignore[no-untyped-def]
+        self.node_dim = 0
+        return self.propagate(edge_index[:, :30], x=gate)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.a(x_j)
+
+
 class MatrixOfX(SecondMap):
     def message(self, x_j: Tensor) -> Tensor:
         return torch.nn.functional.linear(x_j, self.b.weight)
@@ -1045,6 +1054,7 @@ class FloatSize(Forgets):
         (MapOfBoth, "'a' must get 12 columns, as its in_features is 12, got shape .*120, 24"),
         (MapUpdated, "'a' must get 12 columns, as its in_features is 12, got shape .*80, 24"),
         (MapOfNumber, r"'gate' must have shape \[120, 1\], .* got \[120\]: gate.view\(-1, 1\)"),
+        (MapOfGathered, r"'gate' must have shape \[120, 1\], .* got \[120\]: gate.view"),
         (MatrixOfX, "'x' must have 24 columns, as a linear map of the layer takes, got shape .*80"),
         (
             MatrixOfOther,

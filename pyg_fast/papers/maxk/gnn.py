@@ -8,7 +8,8 @@ from torch_geometric.nn import LayerNorm, Linear, MessagePassing
 from torch_geometric.nn.resolver import normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
-from ...nn._explain import check_columns, check_input, check_like_parameters, naming_options
+from ...nn._explain_features import check_columns, check_input, check_like_parameters
+from ...nn._explain_options import naming_options
 from ...nn._reduce import with_values
 from ...ops.cbsr import CBSR
 from ...ops.product import needs_transpose

@@ -18,7 +18,8 @@ from torch_geometric.typing import Adj, OptTensor
 from ...graph.signature import signature_of
 from ...nn._aggregated import TILE, AggregatedInput, FeaturesT, stand_in
 from ...nn._checks import may_fuse
-from ...nn._explain import check_columns, check_input, naming_options
+from ...nn._explain_features import check_columns, check_input
+from ...nn._explain_options import naming_options
 from ...nn._inference import inference
 from ...nn._modules import is_plain, mixes_nodes
 from ...nn._reduce import neighbours

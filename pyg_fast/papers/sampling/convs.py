@@ -17,7 +17,7 @@ from ...graph.gcn_norm import GCNNorm
 from ...graph.graph import graph_of
 from ...graph.prepared_graph import list_of
 from ...nn._aggregated import AggregatedInput
-from ...nn._explain import check_edges
+from ...nn._explain_edges import check_edges
 from ...nn._layer import Mixin, autocast_dtype
 from ...nn._modules import is_plain_linear
 from ...nn._reduce import Neighbours
