@@ -45,12 +45,19 @@ def with_cure(reason: Fallback) -> str:
     return f'{reason}. What helps: {cure_of(str(reason))}'
 
 
+def users_class(layer: object) -> type:
+    """The class of a layer that the user wrote or took from PyG: one that became ours has another.
+    A user's class may have an attribute of the same name."""
+    base = getattr(type(layer), '_base', None)
+    return base if isinstance(base, type) else type(layer)
+
+
 def tell(layer: object, reason: Fallback) -> None:
     """Logs the reason of a fallback, once for each class; as info where the size decides."""
     level = logging.INFO if isinstance(reason, BySize) else logging.WARNING
     if not _log.isEnabledFor(level):
         return
-    cls = getattr(type(layer), '_base', type(layer)).__name__
+    cls = users_class(layer).__name__
     if (cls, str(reason)) not in _told and len(_told) < _MAX_TOLD:
         _told.add((cls, str(reason)))
         why = str(reason) if isinstance(reason, BySize) else with_cure(reason)

@@ -17,6 +17,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.nn import GINConv, GINEConv, MessagePassing
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
+from ..message._fallback import users_class
 from ..ops._edges import check_edge_index, is_stream_capturing
 from ._explain_call import is_own, of_propagate
 from ._explain_code import OF_SHAPES, check_expression, frames_of, is_library
@@ -142,7 +143,7 @@ def _is_users(conv: Any, error: Exception) -> bool:
     at, code = trace.tb_lasti, trace.tb_frame.f_code
     if any(e.offset == at and 'RAISE' in e.opname for e in dis.get_instructions(code)):
         return True
-    text, base = str(error), getattr(type(conv), '_base', type(conv))
+    text, base = str(error), users_class(conv)
     names = {type(conv).__name__, base.__name__}
     lacks = any(text.startswith(f"'{name}' object has no attribute") for name in names)
     return lacks or isinstance(error, (KeyError, NameError))

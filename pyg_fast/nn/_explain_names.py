@@ -13,6 +13,7 @@ from torch_geometric.nn import MessagePassing
 
 from .._alike import did_you_mean, names_alike
 from ..errors import OptionError
+from ..message._fallback import users_class
 from ._checks import OF_GRAPH
 from ._explain_call import frames_of_method, messages_of, passed_to_message, propagated, quoted
 from ._explain_code import LIBRARIES, frames_of, users_expression
@@ -120,7 +121,7 @@ _seen: WeakSet[type] = WeakSet()
 
 def _functions_of(conv: MessagePassing) -> dict[str, FunctionType]:
     """The methods that the user's classes of a layer have."""
-    cls = getattr(type(conv), '_base', type(conv))
+    cls = users_class(conv)
     bases = [base for base in cls.__mro__ if base.__module__.partition('.')[0] not in LIBRARIES]
     return {
         name: value for base in bases for name, value in vars(base).items()
@@ -137,7 +138,7 @@ def updates_edges(conv: MessagePassing) -> bool:
 def warn_of_methods(conv: MessagePassing, stacklevel: int) -> None:
     """Warns of a method that nothing in its class calls, and that has almost the name of one of
     PyG's, which then runs in its place without an error."""
-    cls = getattr(type(conv), '_base', type(conv))
+    cls = users_class(conv)
     if cls in _seen:
         return
     _seen.add(cls)

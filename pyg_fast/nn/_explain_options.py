@@ -14,6 +14,7 @@ from torch_geometric.nn.aggr import Aggregation
 
 from .._alike import did_you_mean, option_error
 from ..errors import ShapeError
+from ..message._fallback import users_class
 from ..ops._numbers import check_share
 from ._explain_call import as_parts
 from ._explain_code import EXPLAINED
@@ -96,7 +97,7 @@ def _explain_options(
 def check_init(module: object) -> None:
     """Raises for a layer whose constructor has not called that of PyG."""
     if isinstance(module, MessagePassing) and 'inspector' not in vars(module):
-        name = getattr(type(module), '_base', type(module)).__name__
+        name = users_class(module).__name__
         raise AttributeError(
             f"'{name}.__init__' must call super().__init__(), and set attributes after it"
         )

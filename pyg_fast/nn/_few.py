@@ -23,6 +23,7 @@ from ..graph.small_graphs import (
     width_for_limits,
     width_of_mlp,
 )
+from ..message._fallback import users_class
 from ..message._plan import Plan
 from ._checks import REDUCES, parts_of
 from ._reads import gives_to_softmax, reads_a_list
@@ -124,9 +125,7 @@ def _is_refused(conv: MessagePassing) -> bool:
 
 def is_pygs_own(conv: MessagePassing) -> bool:
     """Whether a layer is one of PyG, and its `forward` not the user's."""
-    base = getattr(type(conv), '_base', None)  # A user's class may have the name.
-    cls = base if isinstance(base, type) else type(conv)
-    return cls.__module__.startswith('torch_geometric.')
+    return users_class(conv).__module__.startswith('torch_geometric.')
 
 
 def _takes_a_list(conv: MessagePassing) -> bool:

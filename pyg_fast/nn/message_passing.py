@@ -219,8 +219,8 @@ class FusedPropagate(FusedLayer):
             warn_of_keywords(self, size, kwargs, stacklevel=3)
         reason, plain, listed = None, edge_index, own.get('_listed')
         if listed is not None:
-            # As PyG knows from an EdgeIndex, also of lists made of it.
-            size = listed.prepared.sparse_size() if size is None else size
+            # PyG reads no other beside an EdgeIndex, nor beside those made of it.
+            size = listed.prepared.sparse_size()
             if listed.edge_index is edge_index:
                 reason = listed.reason
                 plain = edge_index = edge_index if reason is not None else listed.prepared
