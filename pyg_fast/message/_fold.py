@@ -11,6 +11,8 @@ from ._ir import DST, EDGE, SRC, Program, promote_dtypes
 _MAX_FEATURES = 2
 _MAX_TERMS = 64  # of a sum, with its parts
 _MIN_CHANNELS = 4
+# A CPU takes long for rows of other numbers of features, unless heads have so many channels.
+_VECTOR, _WIDE = 4, 16
 
 
 class FoldedMessage(NamedTuple):
@@ -30,14 +32,14 @@ class _Map(NamedTuple):
     rest: int | None
 
 
-def fold_score(p: Program, x: int, dims: tuple[int, ...]) -> int | None:
+def fold_score(p: Program, x: int, dims: tuple[int, ...], on_cuda: bool) -> int | None:
     """The score `q . (k + W a)` as `q . k + (W^T q) . a`; None if the value is none."""
     value = p[x]
     shape = value.shape
     if value.op != 'mul' or dims != (len(shape) - 1,) or len(shape) > 2:
         return None
     for q, y in (value.args, value.args[::-1]):
-        map_ = _find_map(p, y) if p.dependence(q) in (SRC, DST) else None
+        map_ = _find_map(p, y, on_cuda) if p.dependence(q) in (SRC, DST) else None
         if map_ is None or p[q].shape != shape or p[y].shape != shape:
             continue
         heads, channels, count = *((1,) + shape)[-2:], p[map_.features].shape[0]
@@ -57,7 +59,7 @@ def fold_score(p: Program, x: int, dims: tuple[int, ...]) -> int | None:
     return None
 
 
-def fold_message(p: Program, output: int) -> FoldedMessage | None:
+def fold_message(p: Program, output: int, on_cuda: bool) -> FoldedMessage | None:
     """The parts of a message `alpha (v + W a)`, with or without `alpha`; None if it is none."""
     while p[output].op == 'view':
         (output,) = p[output].args
@@ -69,7 +71,7 @@ def fold_message(p: Program, output: int) -> FoldedMessage | None:
     if value.op == 'mul':
         sides = [(a, s) for a, s in (value.args, value.args[::-1]) if p[s].shape[-1:] == (1,)]
     for x, factor in sides:
-        map_ = _find_map(p, x)
+        map_ = _find_map(p, x, on_cuda)
         if map_ is None or map_.rest is None or p[x].shape != shape or len(shape) > 2:
             continue
         count = p[map_.features].shape[0]
@@ -93,7 +95,7 @@ def _row(p: Program, features: int, shape: tuple[int, ...]) -> int:
     return p.view(features, (*(1,) * (len(shape) - 1), shape[-1]))
 
 
-def _find_map(p: Program, at: int) -> _Map | None:
+def _find_map(p: Program, at: int, on_cuda: bool) -> _Map | None:
     """The only term of a sum that is a linear map of edge features, if there is one."""
     shape = p[at].shape
     stack = [at]
@@ -110,7 +112,7 @@ def _find_map(p: Program, at: int) -> _Map | None:
             stack += value.args[::-1]
             continue
         inner = value.args[0] if value.op == 'view' else each
-        if _is_map(p, inner, shape[-1]):
+        if _is_map(p, inner, shape[-1], on_cuda):
             if map_ is not None or value.shape != shape:
                 return None
             features, weight = p[inner].args
@@ -120,9 +122,11 @@ def _find_map(p: Program, at: int) -> _Map | None:
     return None if map_ is None else _Map(*map_, rest)
 
 
-def _is_map(p: Program, at: int, channels: int) -> bool:
+def _is_map(p: Program, at: int, channels: int, on_cuda: bool) -> bool:
     """Whether a value is a map of edge features, narrow enough for heads of so many channels."""
     if p[at].op != 'mm' or p.dependence(at) != EDGE or channels < _MIN_CHANNELS:
         return False
     features = p[p[at].args[0]].shape
-    return len(features) == 1 and features[0] <= _MAX_FEATURES * channels
+    if len(features) != 1 or features[0] > _MAX_FEATURES * channels:
+        return False
+    return on_cuda or channels >= _WIDE or features[0] % _VECTOR == 0

@@ -238,7 +238,7 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str], keeps_maps: boo
         Reduced(each.at, reduce) for each in captured.reduced
         for reduce in ([each.reduce] if each.reduce else kernel_reduces(reduces))
     ]  # fmt: skip
-    program, summed, tail = _simplify(captured.program, requested)
+    program, summed, tail = _simplify(captured.program, requested, captured.on_cuda)
     values = [each.at for each in summed]
     acc = _check_dtypes(program, values, captured.autocast)
     kept = _find_maps_of_edges(program, values) if keeps_maps else set()
@@ -328,14 +328,14 @@ class _Split:
 
 
 def _simplify(
-    captured: Program, requested: Sequence[Reduced]
+    captured: Program, requested: Sequence[Reduced], on_cuda: bool
 ) -> tuple[Program, list[Reduced], Tail | None]:
     """The program with linear maps exchanged with other operations, the values to aggregate, and
     the map after that."""
     linear = len(requested) == 1 and requested[0].reduce in ('sum', 'mean')
     parts, ats = captured.with_parts([each.at for each in requested])
     for fold in (True, False) if linear else (False,):
-        program, outputs = _push_maps(parts, ats, fold)
+        program, outputs = _push_maps(parts, ats, fold, on_cuda)
         for output in outputs:
             if not is_float(program[output].dtype):
                 dtype = program[output].dtype
@@ -346,7 +346,7 @@ def _simplify(
         tail, shape = None, program[outputs[0]].shape
         if linear:
             outputs, tail = _sink_maps(program, outputs[0])
-        folded = fold_message(program, outputs[0]) if fold and tail is None else None
+        folded = fold_message(program, outputs[0], on_cuda) if fold and tail is None else None
         if folded is not None:
             outputs = [folded.first, folded.second]
             tail = Tail(folded.weight, None, shape, folded.heads, folds=True)
@@ -390,7 +390,9 @@ def kernel_reduces(reduces: Iterable[str]) -> list[str]:
     return [*(reduce for reduce in distinct if reduce not in ('mean', 'var')), 'mean', 'var']
 
 
-def _push_maps(old: Program, outputs: Sequence[int], fold: bool) -> tuple[Program, list[int]]:
+def _push_maps(
+    old: Program, outputs: Sequence[int], fold: bool, on_cuda: bool
+) -> tuple[Program, list[int]]:
     """The program with linear maps pushed to the ends of the edge: to parts that vary with one end.
     With `fold`, scores do not map features of edges."""
     new = Program()
@@ -402,7 +404,8 @@ def _push_maps(old: Program, outputs: Sequence[int], fold: bool) -> tuple[Progra
             return places[at]
         op, args, attrs, shape, dtype = old[at]
         new_args = [push(arg) for arg in args]
-        score = fold_score(new, new_args[0], attrs) if fold and op == 'sum' else None
+        folds = fold and op == 'sum'
+        score = fold_score(new, new_args[0], attrs, on_cuda) if folds else None
         if score is not None:
             out = score
         elif op == 'mm':

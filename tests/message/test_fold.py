@@ -43,18 +43,19 @@ class Both(Weighted):
         return (x_i * (x_j + mapped)).sum(-1, keepdim=True) * mapped.tanh()
 
 
-CASES: dict[str, tuple[Any, int, bool]] = {
+CUDA = 'cuda'  # where alone narrow heads fold maps of such numbers of features
+CASES: dict[str, tuple[Any, int, bool | str]] = {
     'heads': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 4, True),
     'features as wide as a head': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 8, True),
     'wider': (lambda d: TransformerConv(F, 8, 3, edge_dim=d), 16, True),
-    'not of whole tiles': (lambda d: TransformerConv(F, 7, 2, edge_dim=d), 13, True),
-    'mean of heads': (lambda d: TransformerConv(F, 5, 2, edge_dim=d, concat=False), 3, True),
+    'not of whole tiles': (lambda d: TransformerConv(F, 7, 2, edge_dim=d), 13, CUDA),
+    'mean of heads': (lambda d: TransformerConv(F, 5, 2, edge_dim=d, concat=False), 3, CUDA),
     'one head': (lambda d: TransformerConv(F, 64, 1, edge_dim=d), 16, True),
-    'one feature': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 1, True),
+    'one feature': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 1, CUDA),
     'narrow heads': (lambda d: TransformerConv(F, 3, 2, edge_dim=d), 4, False),
     'more than two for a channel': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 17, False),
     'many features': (lambda d: TransformerConv(F, 4, 2, edge_dim=d), 33, False),
-    'no softmax': (lambda d: GeneralConv(F, 8, d), 5, True),
+    'no softmax': (lambda d: GeneralConv(F, 8, d), 5, CUDA),
     'a factor': (lambda d: Weighted(9, d), 5, True),
     'a function of the map': (lambda d: Relu(8, d), 4, False),
     'one of two uses': (lambda d: Both(8, d), 4, False),
@@ -90,19 +91,20 @@ def test_fold(name: str, device: torch.device) -> None:
         torch.testing.assert_close(got, expected)
     assert why_pygs(ours) == ''
     plan = plan_of(ours)
-    assert ('folded' in plan or 'sunk' in plan) is folds
+    expected_folds = folds is True or folds == device.type
+    assert ('folded' in plan or 'sunk' in plan) is expected_folds
 
 
 def test_other_derivatives(device: torch.device) -> None:
     """Second ones, and several at once."""
-    theirs = TransformerConv(F, 4, 2, edge_dim=3).double().to(device)
+    theirs = TransformerConv(F, 4, 2, edge_dim=4).double().to(device)
     ours = pyg_fast.accelerate(theirs)
     edges = torch.randint(N, (2, E), device=device)
     found = []
     for conv in (ours, theirs):
         torch.manual_seed(0)
         x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
-        attr = torch.randn(E, 3, dtype=torch.float64, device=device, requires_grad=True)
+        attr = torch.randn(E, 4, dtype=torch.float64, device=device, requires_grad=True)
         out = conv(x, edges, attr)
         grads = torch.autograd.grad(out.sin().sum(), (x, attr), create_graph=True)
         second = torch.autograd.grad(sum(g.square().sum() for g in grads), (x, attr))
