@@ -30,7 +30,11 @@ _OF_NOISE = (
 _BY_LINE = (
     (r'^aten\.scatter_add', r'\bdegree\(', _OF_DEGREES),
     (r'^the number of edges or nodes is used', r'\b(rand|randn|randint|bernoulli)\(', _OF_NOISE),
-    (r'^a number that changes', r'\b(softmax|scatter)\(', _OF_COUNTS),
+    (
+        r'^a number that changes',
+        r'\b(softmax|scatter)\([^()]*(, |=)(?!size_i|dim_size)[\w.]+\)',
+        _OF_COUNTS,
+    ),
     (
         r'^aten\.arange|^the number of edges or nodes is used',
         r'\[.*\barange\(|\barange\((len\(|\w+\.(size\(0\)|shape\[0\]))',
@@ -179,7 +183,8 @@ _CURES = [
     (r'^a number of nodes in message', 'size_i, an argument of message, for the number of nodes'),
     (r'a number that changes|message that changed', 'a tensor in place of the number, changed in '
      "forward: self.register_buffer('step', torch.zeros(()))"),
-    (r'sets an attribute|global$', 'the attribute set in forward or update'),
+    (r'sets an attribute|global$', 'the attribute set in forward or update; for values of edges '
+     'an attribute of their own, as self.alpha = alpha in message'),
     (r'^\d+ edges$|(too|so) few|takes longer than|fit into memory|'
      'as many edges as destinations',
      "nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') a kernel runs, or "

@@ -167,7 +167,7 @@ def _raised(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exce
     """The error that a check raises of an argument."""
     try:
         check(*args, **kwargs)
-    except (IndexError, TypeError, ValueError) as found:
+    except (IndexError, NotImplementedError, TypeError, ValueError) as found:
         return found if str(found).startswith("'") else None  # Not an error of the search.
     return None
 

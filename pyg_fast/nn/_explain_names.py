@@ -41,7 +41,12 @@ def name_error(conv: Any, error: NameError) -> NameError | None:
 
 def check_call_of_propagate(error: Exception, text: str) -> None:
     """Raises for a call of `propagate` without edges, or with more than these and `size` without
-    a name."""
+    a name, and for one of `edge_updater` where the layer has no `edge_update`."""
+    if type(error) is NotImplementedError and frames_of(error)[-1].f_code.co_name == 'edge_update':
+        raise NotImplementedError(
+            "'edge_updater' needs a method 'edge_update' of the layer, got none: "
+            'def edge_update(self, x_i, x_j)'
+        )
     found = re.search(r"propagate\(\) (takes|missing .* 'edge_index'$)", text)
     call = None if found is None else users_expression(error)
     if call is None or not isinstance(call[0], ast.Call):

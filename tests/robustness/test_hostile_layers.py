@@ -1763,3 +1763,14 @@ def test_edges_of_another_name_that_are_turned(how: Any) -> None:
     edges = torch.tensor([[0, 1], [1, 2], [2, 0]])
     with small_graphs(how), pytest.raises(ValueError, match=r'edge_index\.t\(\)'):
         layer(torch.rand(3, 4), edges)
+
+
+class WithoutUpdate(pyg.MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.edge_updater(edge_index, x=x)
+
+
+def test_edge_updater_without_its_method() -> None:
+    data = small_graph(torch.device('cpu'))
+    with pytest.raises(NotImplementedError, match="^'edge_updater' needs a method 'edge_update'"):
+        accelerate(WithoutUpdate())(data.x, data.edge_index)
