@@ -190,7 +190,7 @@ def _width_for_limits(conv: MessagePassing, plan: Plan | None, on_gpu: bool) -> 
         elif plan.is_mlp and not plan.maps_edges_alone:
             width = width_of_mlp(width, False)
         elif plan.has_products and not (plan.softmaxes or plan.has_rows_of_edges):
-            kinds.add('products')
+            kinds.add('maps of edges' if plan.is_mlp else 'products')
         elif not plan.has_products and (plan.is_sum or plan.has_weights):
             kinds.add('sums' if plan.is_sum else 'weights')
         if any(output.reduce == 'var' for output in plan.outputs):
