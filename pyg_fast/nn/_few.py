@@ -26,6 +26,7 @@ from ..graph.small_graphs import (
 from ..message._fallback import users_class
 from ..message._plan import Plan
 from ._checks import REDUCES, parts_of
+from ._modules import hooks_of
 from ._reads import gives_to_softmax, reads_a_list
 
 
@@ -103,8 +104,8 @@ def with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[Any, .
     plain = edge_index.as_tensor()
     if conv.strict or not isinstance(x, Tensor) or own.get('_on_gpu') is not plain.is_cuda:
         return args  # At first nobody knows how wide the message is.
-    # Hooks may tell them apart.
-    if own['_forward_pre_hooks'] or own['_forward_hooks'] or not _takes_a_list(conv):
+    has_hooks = own['_forward_pre_hooks'] or own['_forward_hooks'] or any(hooks_of(own))
+    if has_hooks or not _takes_a_list(conv):  # They may tell them apart.
         return args
     reason = why_few(conv, plain, 'prepared message')
     is_better = _is_refused(conv) or own.get('_makes_lists', False)
