@@ -4,6 +4,7 @@ then: a graph of few edges takes less time so.
 What is known of a layer stands in its own dictionary, see :data:`~pyg_fast.message._fallback.OWN`.
 """
 
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ class Listed(NamedTuple):
     edge_index: Tensor
     prepared: EdgeIndex
     reason: str | None  # why PyG's code will run
+    thread: int  # that calls: others may use the layer at the same time
 
 
 def note_inputs(conv: MessagePassing, edge_index: object, kwargs: dict[str, object]) -> bool:
@@ -113,8 +115,14 @@ def with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[Any, .
         return args
     if edge_index.sparse_size() != (x.size(0), x.size(0)):
         return args
-    own['_listed'] = Listed(plain, edge_index, reason)
+    own['_listed'] = Listed(plain, edge_index, reason, get_ident())
     return x, plain, *args[2:]
+
+
+def listed_by(conv: MessagePassing) -> Listed | None:
+    """The list that `forward` got in this call, if it got one."""
+    listed: Listed | None = conv.__dict__.get('_listed')
+    return listed if listed is not None and listed.thread == get_ident() else None
 
 
 def _is_refused(conv: MessagePassing) -> bool:

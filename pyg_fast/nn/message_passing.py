@@ -51,6 +51,7 @@ from ._explain_size import check_size
 from ._explain_table import warn_of_columns
 from ._few import (
     is_pygs_own,
+    listed_by,
     note_in_memory,
     note_inputs,
     note_plan,
@@ -213,11 +214,10 @@ class FusedPropagate(FusedLayer):
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
-        own = self.__dict__
         is_first = note_inputs(self, edge_index, kwargs)
         if is_first:
             warn_of_keywords(self, size, kwargs, stacklevel=3)
-        reason, plain, listed = None, edge_index, own.get('_listed')
+        reason, plain, listed = None, edge_index, listed_by(self)
         if listed is not None:
             # PyG reads no other beside an EdgeIndex, nor beside those made of it.
             size = listed.prepared.sparse_size()
@@ -283,6 +283,7 @@ class FusedPropagate(FusedLayer):
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]) and not kwargs.get('return_attention_weights'):
+            own.pop('_listed', None)
             args = with_plain_list(self, args)
         is_eager = get_eval_frame_callback() is None  # Nor are parts of it compiled.
         if is_eager:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -424,3 +425,25 @@ def test_patched_layers_stay() -> None:
     layer = Degrees('median')
     layer.message = lambda x_j: 2 * x_j  # type: ignore[method-assign, assignment]
     assert type(pyg_fast.accelerate(layer)) is Degrees
+
+
+def test_threads_share_a_layer() -> None:
+    """Each with a graph of its own."""
+    layer, others = pyg_fast.accelerate(Degrees()), []
+    pairs = [(torch.rand(n, 8), torch.randint(n, (2, 60))) for n in (N, 20)]
+    expected = [Degrees.forward(layer, *pair) for pair in pairs]
+    prepared = ToCSR()(Data(edge_index=pairs[0][1], num_nodes=N)).edge_index
+    other = threading.Thread(target=lambda: others.append(layer.propagate(
+        add_self_loops(remove_self_loops(pairs[1][1])[0], num_nodes=20)[0], x=pairs[1][0],
+    )))  # fmt: skip
+
+    def in_between(x: Tensor) -> Tensor:
+        other.start()
+        other.join()
+        return x.relu()
+
+    for _ in range(2):
+        layer(pairs[0][0], prepared)
+    layer.own = in_between  # type: ignore[method-assign]
+    torch.testing.assert_close(layer(pairs[0][0], prepared), expected[0])
+    assert others[0].shape == (20, 8)
