@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
     '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_of_mlp', '_work',
-    '_in_memory', '_marks', '_direct', '_last_compiled', '_last_sorted', '_last_error',
+    '_in_memory', '_marks', '_taken', '_direct', '_last_compiled', '_last_sorted', '_last_error',
     '_reads', '_on_gpu', '_listed', '_makes_lists', '_learned', '_tells',
 )  # fmt: skip
 

@@ -32,6 +32,14 @@ _SCATTERS = {  # as torch_geometric.utils.scatter calls them
 
 
 class Arguments(NamedTuple):
+    """What layers that 0.2 has saved hold as `_direct`, which nothing reads."""
+
+    of_nodes: tuple[tuple[str, str, int], ...]
+    of_graph: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+class Taken(NamedTuple):
     """Those of a layer's `message`, and of its own `aggregate` and `update`, if it has them. A pair
     has values of sources and of destinations. PyG's code runs where one is missing: what it takes
     then depends on how it was made."""
@@ -44,7 +52,7 @@ class Arguments(NamedTuple):
     of_graph: frozenset[str]
 
 
-def _arguments_of(conv: MessagePassing) -> Arguments | None:
+def _arguments_of(conv: MessagePassing) -> Taken | None:
     """None if PyG's `propagate` must run, whatever the graph is."""
     cls = type(conv)
     replaced = next(  # by a class of ours
@@ -67,7 +75,7 @@ def _arguments_of(conv: MessagePassing) -> Arguments | None:
     if any(name[-2:] in ('_i', '_j') for name in names - OF_GRAPH):
         return None  # It may be of nodes that the message does not take.
     of_graph = frozenset(names & OF_GRAPH)
-    return Arguments(target, tuple(of_nodes), tuple(of_message), of_aggregate, of_update, of_graph)
+    return Taken(target, tuple(of_nodes), tuple(of_message), of_aggregate, of_update, of_graph)
 
 
 def _arguments_of_own(conv: MessagePassing, method: str) -> tuple[str, ...] | None:
@@ -83,9 +91,9 @@ def propagate(
     """The result of `propagate`; None if PyG's must run, which also says what is wrong with
     arguments. `message` has not been called then."""
     own = conv.__dict__
-    if '_direct' not in own:
-        own['_direct'] = _arguments_of(conv)
-    arguments: Arguments | None = own['_direct']
+    if '_taken' not in own:
+        own['_taken'] = _arguments_of(conv)
+    arguments: Taken | None = own['_taken']
     if (
         arguments is None or any(hooks_of(own)) or _has_any_global_hook()
         or type(edge_index) is not Tensor or edge_index.dtype != torch.int64

@@ -320,14 +320,16 @@ class Wrong(Layer):
 
 @pytest.mark.parametrize('how', ['shapes', 'assert', 'raise', 'attribute'])
 def test_errors_of_users(how: str, capfd: pytest.CaptureFixture) -> None:
-    """They are PyG's, and PyTorch prints nothing about them."""
+    """They are PyG's, those of shapes with the code, and PyTorch prints nothing about them."""
     x, raised = torch.randn(N, C), []
     for conv in (Wrong(how), accelerate(Wrong(how))):
         with pytest.raises(Exception, match='.') as error:
             conv(x, edges())
-        text = str(error.value).replace('FusedWrong', 'Wrong')
-        raised.append((error.type, text.splitlines()[0]))
+        found = error.value if how != 'shapes' else error.value.__cause__ or error.value
+        text = str(found).replace('FusedWrong', 'Wrong')
+        raised.append((type(found), text.splitlines()[0]))
     assert raised[0] == raised[1]
+    assert how != 'shapes' or 'cannot compute x_j @ torch.ones' in str(error.value)
     assert capfd.readouterr() == ('', '')
 
 

@@ -19,7 +19,8 @@ from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter
 
 import pyg_fast
-from pyg_fast.nn import FusedMessagePassing
+from pyg_fast.graph.readable import ReadableEdgeIndex
+from pyg_fast.nn import FusedMessagePassing, message_passing
 from tests._profile import multiplies
 from tests._report import plan_of, why_pygs
 from tests.message._expressions import BINARY, UNARY, Expression
@@ -621,16 +622,25 @@ class SeesPtr(Sees):
         return x_j.cumsum(0)
 
 
-def test_pygs_code_gets_the_plain_list_but_where_it_reads_ptr() -> None:
+class Cumulates(SeesPtr):
+    def message(self, x_j: Tensor) -> Tensor:  # type: ignore[override]
+        return x_j.cumsum(0)
+
+
+def test_pygs_code_gets_the_plain_list_but_where_it_reads_more(
+    record_calls: Callable[..., list[type]],
+) -> None:
     edge_index = EdgeIndex(
         [[0, 2, 1], [0, 0, 1]], sparse_size=(3, 3), sort_order='col'
     ).fill_cache_()
-    layer, of_ptr = pyg_fast.accelerate(Sees()), pyg_fast.accelerate(SeesPtr())
-    for each in (layer, of_ptr):
+    given = record_calls(message_passing, 'edges_for_pyg', lambda out, *_: type(out))
+    layers = [pyg_fast.accelerate(kind()) for kind in (Sees, SeesPtr, Cumulates)]
+    for each in layers:
         each(torch.ones(3, 2), edge_index)
         assert why_pygs(each) != ''
-    assert layer.seen[-1] is Tensor
-    assert of_ptr.seen[-1] == [0, 2, 3, 3]
+    assert layers[0].seen[-1] is ReadableEdgeIndex
+    assert layers[1].seen[-1] == [0, 2, 3, 3]
+    assert given == [ReadableEdgeIndex, ReadableEdgeIndex, Tensor]
 
 
 def test_message_of_other_rows(device: torch.device) -> None:
