@@ -19,7 +19,7 @@ from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.nn import message_passing
+from pyg_fast.nn import _few
 from tests._captures import captured
 from tests._compiled import Backend
 from tests._report import plan_of, runs_in_blocks, why_pygs
@@ -749,13 +749,13 @@ def test_mlps_of_few_edges(
     """A call that would not be one of few edges for an MLP says whether the message is one; its
     width is that of an MLP from then on."""
     limits(few_edges=(E * 32, 0))
-    monkeypatch.setattr(message_passing, 'width_of_mlp', lambda width, on_gpu: 3 * width)
+    monkeypatch.setattr(_few, 'width_of_mlp', lambda width, on_gpu: 3 * width)
     first = True
 
     def may_be_wider(conv: MessagePassing, edge_index: Tensor, kind: str) -> bool:
         return not first
 
-    monkeypatch.setattr(message_passing, '_may_be_wider', may_be_wider)
+    monkeypatch.setattr(_few, '_may_be_wider', may_be_wider)
     with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
         layer = pyg_fast.accelerate(Two(16, 24, 20))
         layer(x, edges())
