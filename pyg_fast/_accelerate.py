@@ -21,7 +21,7 @@ from .nn import (
 from .nn._checks import NO_AGGREGATION
 from .nn._explain_names import updates_edges, warn_of_methods
 from .nn._explain_options import check_init
-from .nn._layer import MADE, FusedModule
+from .nn._layer import MADE, FusedModule, written_class
 from .nn.message_passing import FusedPropagate, fused_class, may_adopt, why_never
 from .ops._numbers import check_flag
 
@@ -216,7 +216,7 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             if original in _NAMES:
                 yield module, LayerReport(name, original, None, SCRIPTED)
         elif isinstance(module, FusedModule):
-            layer = module._base.__name__ if module._fused_is_adopted() else cls.__name__
+            layer = written_class(module).__name__
             reason = cls._fused_why_never(module)
             fused = None if reason else cls.__name__
             error = module._last_error

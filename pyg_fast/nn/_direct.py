@@ -105,8 +105,6 @@ def propagate(
     dim, target = own['node_dim'], arguments.target
     sizes = [None, None] if size is None else list(size)
     given: dict[str, object] = {}
-    of_aggregate: dict[str, object] = {}
-    of_update: dict[str, object] = {}
     try:
         ends = edge_index.unbind()
         for name, base, row in arguments.of_nodes:
@@ -122,10 +120,8 @@ def propagate(
             elif not _fits(sizes, row, value, dim):
                 return None
             given[name] = value.index_select(dim, ends[row]) if isinstance(value, Tensor) else None
-        num_src, num_dst = sizes[1 - target], sizes[target]
-        num_src, num_dst = num_dst if num_src is None else num_src, (
-            num_src if num_dst is None else num_dst
-        )  # fmt: skip
+        src, dst = sizes[1 - target], sizes[target]
+        num_src, num_dst = dst if src is None else src, src if dst is None else dst
         if num_dst is None:
             return None
         if arguments.of_graph:
@@ -136,12 +132,9 @@ def propagate(
                 'size_i': num_dst, 'size_j': num_src, 'dim_size': num_dst,
             }  # fmt: skip
             kwargs = {**kwargs, **known}
-        for name in arguments.of_message:
-            given[name] = kwargs[name]
-        for name in arguments.of_aggregate or ():
-            of_aggregate[name] = kwargs[name]
-        for name in arguments.of_update or ():
-            of_update[name] = kwargs[name]
+        given.update({name: kwargs[name] for name in arguments.of_message})
+        of_aggregate = {name: kwargs[name] for name in arguments.of_aggregate or ()}
+        of_update = {name: kwargs[name] for name in arguments.of_update or ()}
     except (IndexError, KeyError, RuntimeError, ValueError):
         return None
     out = conv.message(**given)

@@ -30,6 +30,8 @@ from ._checks import REDUCES, parts_of
 from ._modules import hooks_of
 from ._reads import gives_to_softmax, reads_a_list
 
+_METHODS = ('message', 'aggregate', 'update', 'edge_update')
+
 
 class Listed(NamedTuple):
     """The plain list that `forward` got in this call, in place of a prepared graph."""
@@ -110,8 +112,9 @@ def with_plain_list(conv: MessagePassing, args: tuple[Any, ...]) -> tuple[Any, .
     if has_hooks or not _takes_a_list(conv):  # They may tell them apart.
         return args
     reason = why_few(conv, plain, 'prepared message')
-    is_better = _is_refused(conv) or own.get('_makes_lists', False)
-    if reason is None and not (plain.is_cpu and is_better):
+    if reason is None and not (
+        plain.is_cpu and (own.get('_makes_lists', False) or _is_refused(conv))
+    ):
         return args
     if edge_index.sparse_size() != (x.size(0), x.size(0)):
         return args
@@ -141,8 +144,7 @@ def _takes_a_list(conv: MessagePassing) -> bool:
     """Whether the list in place of a sorted EdgeIndex changes nothing in a layer's `forward`."""
     own = conv.__dict__
     if '_reads' not in own:
-        methods = 'message', 'aggregate', 'update', 'edge_update'
-        sizes = [_takes(conv, each, 'size') for each in methods]
+        sizes = [_takes(conv, each, 'size') for each in _METHODS]
         is_same = is_pygs_own(conv) or reads_a_list(conv)
         own['_reads'] = is_same and not any(sizes) and not tells_lists_apart(conv)
     return bool(own['_reads'])
@@ -153,9 +155,8 @@ def tells_lists_apart(conv: MessagePassing) -> bool:
     softmax takes the row pointers, and does without."""
     own = conv.__dict__
     if '_tells' not in own:
-        methods = ['message', 'aggregate', 'update', 'edge_update']
         cls, base = type(conv), MessagePassing
-        methods = [each for each in methods if getattr(cls, each) is not getattr(base, each)]
+        methods = [each for each in _METHODS if getattr(cls, each) is not getattr(base, each)]
         own['_tells'] = not is_pygs_own(conv) and any(
             _takes(conv, each, 'edge_index') or (
                 _takes(conv, each, 'ptr') and not gives_to_softmax(getattr(cls, each), 'ptr')
@@ -164,11 +165,10 @@ def tells_lists_apart(conv: MessagePassing) -> bool:
     return bool(own['_tells'])
 
 
-def _takes(conv: MessagePassing, method: str, *names: str) -> bool:
-    """Whether a method of a layer takes one of some arguments."""
+def _takes(conv: MessagePassing, method: str, name: str) -> bool:
+    """Whether a method of a layer takes an argument."""
     # Not `get_flat_param_names`, which raises for arguments of several kinds.
-    found = conv.inspector.get_signature(method).param_dict
-    return any(name in found for name in names)
+    return name in conv.inspector.get_signature(method).param_dict
 
 
 def _width(node_dim: int, kwargs: dict[str, object]) -> int:

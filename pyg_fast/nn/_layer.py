@@ -218,7 +218,7 @@ def _name_users_class(conv: FusedModule, error: AttributeError) -> None:
     of a name that is alike, as Python does at the end of a program alone."""
     if not error.args or not isinstance(error.args[0], str):
         return
-    ours, users = f"'{type(conv).__name__}' object", f"'{_class_of(conv).__name__}' object"
+    ours, users = f"'{type(conv).__name__}' object", f"'{written_class(conv).__name__}' object"
     text = error.args[0].replace(ours, users)
     lacking = re.fullmatch(rf"{re.escape(users)} has no attribute '(\w+)'", text)
     if lacking is not None:
@@ -227,8 +227,8 @@ def _name_users_class(conv: FusedModule, error: AttributeError) -> None:
     error.args = text, *error.args[1:]
 
 
-def _class_of(conv: FusedModule) -> type:
-    """The class of a layer that the user wrote."""
+def written_class(conv: FusedModule) -> type:
+    """The class of a layer as its owner made it, which may be one of ours."""
     return conv._base if conv._fused_is_adopted() else type(conv)
 
 

@@ -186,7 +186,7 @@ class FusedPropagate(FusedLayer):
         if sorts or '_call' not in own or is_first:
             own['_last_sorted'] = sorts
         if any(map(has_list, given)) or '_listed' in own:
-            # Of a graph's own list it would make others.
+            # A user's list tells nothing: what `forward` makes of a prepared graph may stay sorted.
             is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted
             knows = own.get('_makes_lists', False) or (is_first and '_listed' not in own)
             own['_makes_lists'] = sorts == MADE and not is_sorted and knows
@@ -223,7 +223,7 @@ class FusedPropagate(FusedLayer):
             size = listed.prepared.sparse_size()
             if listed.edge_index is edge_index:
                 reason = listed.reason
-                plain = edge_index = edge_index if reason is not None else listed.prepared
+                edge_index = edge_index if reason is not None else listed.prepared
         elif type(size) is torch.Size:
             check_size(self, edge_index, size, kwargs)
         if reason is None:
