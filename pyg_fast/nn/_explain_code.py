@@ -63,6 +63,12 @@ def is_library(frame: FrameType) -> bool:
     return name in LIBRARIES or is_template or is_installed
 
 
+def is_librarys(value: object) -> bool:
+    """Whether a function or a class is not the user's."""
+    name = getattr(value, '__module__', None) or 'builtins'
+    return name.partition('.')[0] in (*LIBRARIES, 'builtins')
+
+
 class Operand(NamedTuple):
     """One of the values that an operator of a message combines."""
 

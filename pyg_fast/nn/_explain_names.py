@@ -16,7 +16,7 @@ from ..errors import OptionError
 from ..message._fallback import users_class
 from ._checks import OF_GRAPH
 from ._explain_call import frames_of_method, messages_of, passed_to_message, propagated, quoted
-from ._explain_code import LIBRARIES, frames_of, users_expression
+from ._explain_code import frames_of, is_librarys, users_expression
 
 # The methods of a layer that PyG calls, and what passes them their arguments.
 _CALLERS = {
@@ -127,7 +127,7 @@ _seen: WeakSet[type] = WeakSet()
 def _functions_of(conv: MessagePassing) -> dict[str, FunctionType]:
     """The methods that the user's classes of a layer have."""
     cls = users_class(conv)
-    bases = [base for base in cls.__mro__ if base.__module__.partition('.')[0] not in LIBRARIES]
+    bases = [base for base in cls.__mro__ if not is_librarys(base)]
     return {
         name: value for base in bases for name, value in vars(base).items()
         if isinstance(value, FunctionType)
@@ -148,7 +148,7 @@ def warn_of_methods(conv: MessagePassing, stacklevel: int) -> None:
         return
     _seen.add(cls)
     own = _functions_of(conv)
-    pygs = {name for name in _OVERRIDDEN if _is_of_library(getattr(type(conv), name))}
+    pygs = {name for name in _OVERRIDDEN if is_librarys(getattr(type(conv), name))}
     called = {name for each in own.values() for name in _names_in(each.__code__)}
     for name in own.keys() - called - set(dir(MessagePassing)):
         alike = names_alike(name, pygs)
@@ -158,10 +158,6 @@ def warn_of_methods(conv: MessagePassing, stacklevel: int) -> None:
                 f"'{alike[0]}' runs; did you mean '{alike[0]}'?",
                 stacklevel=stacklevel,
             )
-
-
-def _is_of_library(function: Any) -> bool:
-    return (getattr(function, '__module__', '') or '').partition('.')[0] in LIBRARIES
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -19,6 +19,7 @@ from torch_geometric.utils import (
     softmax,
 )
 
+from ._explain_code import is_librarys
 from ._modules import is_pygs
 
 # Functions that return a list of edges and its attributes, and whether they must be told how many
@@ -44,7 +45,7 @@ def reads_a_list(conv: MessagePassing) -> bool:
     cls = type(conv)._base if is_adopted else type(conv)
     forward = getattr(cls, 'forward', None)
     changes = any(
-        name in vars(base) and not _is_librarys(base) and not _is_pygs(vars(base)[name])
+        name in vars(base) and not is_librarys(base) and not _is_pygs(vars(base)[name])
         for base in cls.__mro__ for name in _PASS_EDGES
     )  # fmt: skip
     if changes or not isinstance(forward, FunctionType) or 'forward' in vars(conv):
@@ -265,7 +266,7 @@ class _Reader:
             return False
         if any(isinstance(each, ast.Starred) for each in node.args):
             raise _Differs
-        if isinstance(function, FunctionType) and not _is_librarys(function):
+        if isinstance(function, FunctionType) and not is_librarys(function):
             sizes = {k for k, each in enumerate(node.args) if self._is_size(each)}
             shift = int(method != '' and not isinstance(self._static(func), staticmethod))
             cls = self._cls if shift else None
@@ -339,9 +340,3 @@ def _constants(nodes: list[ast.expr]) -> list[object]:
 
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def _is_librarys(value: object) -> bool:
-    """Whether a function or a class is not the user's."""
-    name = getattr(value, '__module__', None) or 'builtins'
-    return name.partition('.')[0] in ('torch', 'torch_geometric', 'builtins', 'pyg_fast')
