@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import EntryPoint
-from typing import TypeAlias
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch._dynamo import OptimizedModule
+from torch._dynamo.exc import Unsupported
 from torch.export import ExportedProgram
 from torch.nn import Module
 from torch_geometric import EdgeIndex, Index
@@ -23,6 +24,9 @@ from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
 from .nn.message_passing import FusedPropagate
 from .ops._numbers import check_flag
+
+P = ParamSpec('P')
+T = TypeVar('T')
 
 _REPRS = {kind: kind.__repr__ for kind in (EdgeIndex, Index)}
 _WIDE = 512  # With fewer edges than pay for so many features, kernels do not run.
@@ -85,7 +89,34 @@ def compile(
     )
     compiled.register_forward_pre_hook(prepare, with_kwargs=True)
     compiled.register_forward_hook(_note_layers)
+    compiled.forward = _explaining(compiled.forward, model)  # type: ignore[method-assign]
     return compiled
+
+
+def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
+    """Runs compiled code. Where that fails, the model runs once more in eager mode, whose errors
+    name what does not fit: those of Dynamo and Inductor tell of what they have made of it."""
+
+    @wraps(run)
+    def forward(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as error:
+            if torch.compiler.is_compiling() or isinstance(error, _OF_COMPILERS):
+                raise
+            try:
+                model(*args, **kwargs)
+            except torch.AcceleratorError:  # The GPU takes no more work.
+                pass
+            except Exception as found:
+                raise found from error
+            raise
+
+    return forward
+
+
+# Errors that eager mode does not have.
+_OF_COMPILERS = Unsupported, torch.OutOfMemoryError, torch.AcceleratorError
 
 
 def _note_layers(module: Module, *_: object) -> None:

@@ -775,3 +775,44 @@ def test_weights_of_many_edges(device: torch.device, limits: Callable[..., None]
     weight = torch.rand(60, dtype=torch.float64, device=device)
     layer = GCNConv(8, 4).to(device, torch.float64)
     assert_like_pyg(layer, [[x, edge_index, weight]])
+
+
+class Joins(MessagePassing):
+    """A layer of a user's whose map fits inputs of 8 channels."""
+
+    def __init__(self) -> None:
+        super().__init__('add')
+        self.lin = torch.nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(torch.cat([x_i, x_j], -1))
+
+
+def test_errors(device: torch.device) -> None:
+    """As in eager mode, also where Dynamo fails; a model goes on after them."""
+    x, edges, _ = graph_data(20, 50, device)
+    x = x.float()
+    layers = (GCNConv(8, 4), "'x' must have 8 columns"), (Joins(), "'lin' must get 16")
+    for layer, error in layers:
+        model = pyg_fast.compile(layer.to(device), dynamic=True)
+        for wrong in (x[:, :3], x[:, :5]):
+            with pytest.raises(ValueError, match=error) as caught:
+                model(wrong, edges)
+            assert isinstance(caught.value.__cause__, torch._dynamo.exc.TorchRuntimeError)
+        assert model(x, edges).shape == (20, 4)
+        assert copy.deepcopy(model)(x, edges).shape == (20, 4)
+
+
+def test_errors_that_eager_mode_does_not_have(device: torch.device) -> None:
+    x, edges, _ = graph_data(20, 50, device)
+
+    class Breaks(torch.nn.Module):
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        pyg_fast.compile(Breaks(), fullgraph=True)(x, edges)
