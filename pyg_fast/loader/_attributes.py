@@ -13,11 +13,9 @@ from torch_geometric.typing import SparseTensor, TensorFrame
 from torch_geometric.utils import is_sparse
 
 from ..ops._checks import check_has_values
-from ..ops._library import ops
-from ..ops._lifetime import keep_until_read
 from ._levels import EDGES, GRAPHS, Ints, Levels
 from ._place import Place
-from ._selection import DeviceRows, Selection
+from ._selection import Attributes, DeviceRows, Selection
 
 #: What PyG keeps of an attribute to take a graph out of a batch: a tensor, or dictionaries and
 #: lists of them.
@@ -25,6 +23,9 @@ Slices: TypeAlias = 'Tensor | dict[str, Slices] | list[Slices] | None'
 
 #: Of some levels the number of rows that are kept.
 Counts: TypeAlias = Mapping[int, int]
+
+# Types of rows that are taken with what PyG adds to them.
+_SHIFTED = (torch.int32, torch.int64)
 
 # Attributes that have as many rows as edges by chance, and are not in their order.
 _OF_OTHER_EDGES = ('edge_label', 'edge_label_index')
@@ -63,7 +64,9 @@ class Attribute(Protocol):
 class TensorAttribute:
     """Tensors, joined along a dimension, and numbers, stacked."""
 
-    rows: Tensor  # that dimension is the first one
+    number: int  # of the rows, of which that dimension is the first one
+    shape: torch.Size  # of all rows
+    dtype: torch.dtype
     dim: int
     level: int
     #: The increments: numbers as the sizes of a level, or tensors, which the levels know; or none.
@@ -71,24 +74,26 @@ class TensorAttribute:
     inc: int | None = None
 
     def take(self, batch: DeviceRows) -> Tensor:
-        out = gather(self.rows, batch.rows(self.level).source)
+        out = batch.taken(self.number)
         offset = self._offset(batch)
         if offset is not None:
             out = out + offset
         return out if self.dim == 0 else out.movedim(0, self.dim).contiguous()
 
     def _offset(self, batch: DeviceRows) -> Tensor | None:
-        """What PyG adds to each row."""
-        owner = batch.rows(self.level).owner
+        """What PyG adds to each row, unless rows are taken with it."""
+        rank = len(self.shape)
         if self.inc is not None:
             incs = batch.incs(self.inc)
-            incs = incs.view(len(incs), *[1] * (self.rows.dim() + 1 - incs.dim()), *incs.shape[1:])
-            return incs.squeeze(self.dim + 1).index_select(0, owner)
-        if self.inc_level is None or not batch.sizes.shifts[self.inc_level]:
+            incs = incs.view(len(incs), *[1] * (rank + 1 - incs.dim()), *incs.shape[1:])
+            return incs.squeeze(self.dim + 1).index_select(0, batch.owner(self.level))
+        if self.inc_level is None or self.dtype in _SHIFTED:
             return None
-        dtype = torch.result_type(self.rows.new_empty(1), torch.tensor(0))
-        offset = batch.offsets(self.inc_level)[:-1].to(dtype).index_select(0, owner)
-        return offset.view(-1, *[1] * (self.rows.dim() - 1))
+        if not batch.sizes.shifts[self.inc_level]:
+            return None
+        dtype = torch.result_type(torch.empty(1, dtype=self.dtype), torch.tensor(0))
+        offset = batch.offsets(self.inc_level)[:-1].to(dtype)
+        return offset.index_select(0, batch.owner(self.level)).view(-1, *[1] * (rank - 1))
 
     def slices(self, graphs: Selection) -> Tensor:
         return torch.from_numpy(graphs.ptr[self.level].copy())
@@ -101,7 +106,7 @@ class TensorAttribute:
         return torch.from_numpy(graphs.ptr[self.inc_level, :-1].copy())
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.rows(self.level).owner.clone(), batch.offsets(self.level).clone()
+        return batch.owner(self.level).clone(), batch.offsets(self.level).clone()
 
     def cut(self, value: object, counts: Counts) -> object:
         return cut_rows(value, self.level, counts, self.dim)
@@ -132,7 +137,7 @@ class ObjectAttribute:
         return None
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.rows(GRAPHS).owner.clone(), batch.offsets(GRAPHS).clone()
+        return batch.owner(GRAPHS).clone(), batch.offsets(GRAPHS).clone()
 
     def cut(self, value: object, counts: Counts) -> object:
         assert isinstance(value, list)
@@ -212,15 +217,6 @@ def cut_rows(value: object, level: int, counts: Counts, dim: int = 0) -> object:
     """The first rows of a tensor of a level, all if the level is not counted."""
     assert isinstance(value, Tensor)
     return value.narrow(dim, 0, counts[level]) if level in counts else value
-
-
-def gather(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows in memory of the device, or in pinned memory that it reads."""
-    if rows.device == index.device:
-        return rows.index_select(0, index)
-    out = ops.gather_rows.default(rows, index, None, None, None, None, None)
-    keep_until_read(index.device, rows)
-    return out
 
 
 # Reading ----------------------------------------------------------------------------------------
@@ -348,9 +344,13 @@ class Column:
         (dim,) = self._dims
         return torch.cat(self._values, dim)  # type: ignore[arg-type]
 
-    def collate(self, levels: Levels, place: Place, order: Order | None) -> Attribute:
+    def collate(
+        self, levels: Levels, place: Place, order: Order | None, into: Attributes
+    ) -> Attribute:
         """Joins the values of all graphs."""
-        parts = {key: column.collate(levels, place, order) for key, column in self._parts.items()}
+        parts = {
+            key: column.collate(levels, place, order, into) for key, column in self._parts.items()
+        }
         if isinstance(self._kind, frozenset):
             return DictAttribute(parts)  # type: ignore[arg-type]
         if parts:
@@ -358,10 +358,10 @@ class Column:
         if not self._dims:
             values = self._values if order is None else order.permute(self.key, self._values)
             return ObjectAttribute(values)
-        return self._collate_tensors(levels, place, order)
+        return self._collate_tensors(levels, place, order, into)
 
     def _collate_tensors(
-        self, levels: Levels, place: Place, order: Order | None
+        self, levels: Levels, place: Place, order: Order | None, into: Attributes
     ) -> TensorAttribute:
         (dim,) = self._dims
         assert isinstance(dim, int)
@@ -374,7 +374,10 @@ class Column:
         if perm is not None:
             rows = rows[perm.to(rows.device)]
         self._values = []
-        return TensorAttribute(place(rows), dim, level, *self._collate_incs(levels, rows, dim))
+        inc_level, inc = self._collate_incs(levels, rows, dim)
+        shift = inc_level if rows.dtype in _SHIFTED else None
+        number = into.add(place(rows), level, shift)
+        return TensorAttribute(number, rows.shape, rows.dtype, dim, level, inc_level, inc)
 
     def _collate_incs(
         self, levels: Levels, rows: Tensor, dim: int

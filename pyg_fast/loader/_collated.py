@@ -22,7 +22,7 @@ from ._edges import GraphEdges, add_ring
 from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding
 from ._place import Place
 from ._read_graphs import with_bar
-from ._selection import DeviceRows, Selection
+from ._selection import Attributes, DeviceRows, Selection
 from ._send import send
 
 _log = logging.getLogger('pyg_fast')
@@ -73,10 +73,11 @@ class Collated:
         elif edge_index is not None and sort:
             edges = GraphEdges(edge_index, self.levels, place)
             order = Order(self.levels, edges.perm)
+        self._tensors = Attributes()
         self._attributes: dict[str, Attribute | None] = {
             key: None if key == 'num_nodes' else
             edges if key == 'edge_index' and edges is not None else
-            column.collate(self.levels, place, order)
+            column.collate(self.levels, place, order, self._tensors)
             for key, column in columns.items()
         }  # fmt: skip
         self._edges = edges
@@ -121,6 +122,8 @@ class Collated:
             masks: As of :meth:`make_batch`.
         """
         values: dict[str, object] = {}
+        owner = (NODES,) if self._has_batch else ()
+        batch.read(self._tensors, owner, tuple(_MASKS.values()) if masks else ())
         for key, attribute in self._attributes.items():
             if attribute is None:
                 values[key] = batch.num_rows(NODES)
@@ -132,7 +135,7 @@ class Collated:
             if key in self._follow:
                 values[f'{key}_batch'], values[f'{key}_ptr'] = attribute.follow(batch)
         if self._has_batch:
-            values['batch'], values['ptr'] = batch.rows(NODES).owner, batch.offsets(NODES)
+            values['batch'], values['ptr'] = batch.owner(NODES), batch.offsets(NODES)
         if masks:
             for name, level in _MASKS.items():
                 values[name] = batch.are_real(level)

@@ -102,19 +102,16 @@ class GraphEdges:
     def take(self, batch: DeviceRows) -> EdgeTensors:
         """The edges of a batch, sorted by destination, with their structure both ways."""
         sizes = batch.sizes
-        edges, rowptr = join_edges(
-            self.ends, self.rowptr, batch.start, batch.ptr, sizes.num_real, batch.num_rows(NODES),
-            batch.num_rows(EDGES),
+        ring, ring_rowptr = batch.ring() if sizes.is_padded else (None, None)
+        edges, rowptr, ends, indptr = join_edges(
+            self.ends, self.rowptr, batch.start, batch.ptr, ring, ring_rowptr, sizes.num_real,
+            batch.num_rows(NODES), batch.num_rows(EDGES),
         )  # fmt: skip
-        if sizes.is_padded:
-            ring, ring_rowptr = batch.ring()
-            edges = torch.where(batch.are_real(EDGES), edges, ring)
-            rowptr = torch.maximum(rowptr, ring_rowptr)
         col, _, t_col, t_perm = edges.unbind()
         by_dst, by_src = rowptr.unbind()
         if self.is_symmetric and not sizes.is_padded:
             by_src, t_col = by_dst, col
-        return EdgeTensors(edges[:2].long(), by_dst.long(), by_dst, col, by_src, t_col, t_perm)
+        return EdgeTensors(ends, indptr, by_dst, col, by_src, t_col, t_perm)
 
     def join(self, tensors: EdgeTensors, padding: Padding | None) -> EdgeIndex:
         """The edges of a batch as a model takes them."""
@@ -149,7 +146,7 @@ class GraphEdges:
         return torch.from_numpy(graphs.ptr[NODES, :-1].copy())
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.rows(EDGES).owner.clone(), batch.offsets(EDGES).clone()
+        return batch.owner(EDGES).clone(), batch.offsets(EDGES).clone()
 
 
 def add_ring(edge_index: Tensor, batch: DeviceRows) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.join_edges import graph_rows
+from ..ops.join_edges import take_rows
 from ._levels import EDGES, Ints, Levels, NumReal, Padding
 from ._ring import ring_of
 from ._send import Array
@@ -27,7 +27,6 @@ class Sizes(NamedTuple):
         num_real: The number of graphs that are not of a padding.
         is_padded: Whether there is one more graph.
         num_rows: The number of rows of each level.
-        last: The number of rows of the dataset at each level.
         shifts: Whether increments that are sizes of the level are added. PyG does not if that of
             the last graph is zero; with a padding they always are, so that dtypes stay the same.
     """
@@ -35,7 +34,6 @@ class Sizes(NamedTuple):
     num_real: int
     is_padded: bool
     num_rows: tuple[int, ...]
-    last: tuple[int, ...]
     shifts: tuple[bool, ...]
 
 
@@ -83,8 +81,8 @@ class Selection:
         """The sizes of the batch."""
         is_padded = self.padding is not None
         shifts = is_padded | (self.ptr[:, self.num_graphs - 1] != 0)
-        num_rows, last = self.ptr[:, -1].tolist(), self._levels.ptr[:, -1].tolist()
-        return Sizes(len(self.ids), is_padded, *map(tuple, (num_rows, last, shifts.tolist())))
+        num_rows = self.ptr[:, -1].tolist()
+        return Sizes(len(self.ids), is_padded, *map(tuple, (num_rows, shifts.tolist())))
 
     def numbers(self) -> list[Array]:
         """All that a device must know of the graphs: arrays whose shapes depend on the sizes of
@@ -96,11 +94,26 @@ class Selection:
         return [self.ptr.copy(), self.start, *incs, *ring]
 
 
-class Rows(NamedTuple):
-    """The rows of a batch at one level, int64."""
+class Attributes:
+    """The attributes of a dataset whose rows an op takes for a batch, all at once."""
 
-    source: Tensor  # in the dataset
-    owner: Tensor  # the number of the graph of each in the batch
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+        self.levels: list[int] = []
+        self.shifts: list[int] = []
+
+    def add(self, rows: Tensor, level: int, shift: int | None) -> int:
+        """Adds an attribute with rows of a level, and returns its number.
+
+        Args:
+            rows: The rows of all graphs.
+            level: Their level.
+            shift: The level of which the first row of its graph is added to each, int32 or int64.
+        """
+        self.rows.append(rows)
+        self.levels.append(level)
+        self.shifts.append(-1 if shift is None else shift)
+        return len(self.rows) - 1
 
 
 class DeviceRows:
@@ -122,7 +135,8 @@ class DeviceRows:
         #: The first row of each graph in the dataset.
         self.start = sent[1]
         self._others = sent[2:]
-        self._rows: dict[int, Rows] = {}
+        self._taken: list[Tensor] = []
+        self._owner: dict[int, Tensor] = {}
         self._are_real: dict[int, Tensor] = {}
 
     def num_rows(self, level: int) -> int:
@@ -142,15 +156,35 @@ class DeviceRows:
         edges, rowptr = self._others[-2:]
         return edges, rowptr
 
-    def rows(self, level: int) -> Rows:
-        """The rows of the batch."""
-        if level not in self._rows:
-            total, last = self.num_rows(level), self.sizes.last[level]
-            self._rows[level] = Rows(*graph_rows(self.start, self.ptr, level, total, last))
-        return self._rows[level]
+    def read(
+        self, attributes: Attributes, owner: Sequence[int] = (), are_real: Sequence[int] = ()
+    ) -> None:
+        """Makes the attributes of the batch, and for levels what :meth:`owner` and :meth:`are_real`
+        return, by one operation."""
+        sizes, count = self.sizes, len(attributes.rows)
+        made = take_rows(
+            self.start, self.ptr, attributes.rows, attributes.levels, attributes.shifts, owner,
+            are_real, sizes.num_rows, sizes.num_real,
+        )  # fmt: skip
+        self._taken += made[:count]
+        self._owner |= zip(owner, made[count:], strict=False)
+        self._are_real |= zip(are_real, made[count + len(owner) :], strict=True)
+
+    def taken(self, number: int) -> Tensor:
+        """An attribute of the batch."""
+        return self._taken[number]
+
+    def owner(self, level: int) -> Tensor:
+        """The graph of each row, int64."""
+        if level not in self._owner:
+            self.read(_NONE, owner=(level,))
+        return self._owner[level]
 
     def are_real(self, level: int) -> Tensor:
         """Which rows are not of the padding."""
         if level not in self._are_real:
-            self._are_real[level] = self.rows(level).owner < self.sizes.num_real
+            self.read(_NONE, are_real=(level,))
         return self._are_real[level]
+
+
+_NONE = Attributes()

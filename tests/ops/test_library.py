@@ -46,7 +46,7 @@ def test_every_op_is_here() -> None:
         'sample_transposed', 'begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes',
         'take_sample', 'begin_typed', 'typed_counts', 'typed_neighbors', 'append_typed',
         'take_typed', 'count_induced', 'induced_edges', 'relabel',
-        'match', 'match_degree', 'gather_rows', 'graph_rows', 'join_edges', 'random_walk',
+        'match', 'match_degree', 'gather_rows', 'take_rows', 'join_edges', 'random_walk',
         'pinsage_neighbors', 'message_pass', 'message', 'message_backward', 'note_outside',
         'segment_attention', 'segment_attention_backward',
     }  # fmt: skip
