@@ -14,9 +14,16 @@ from ..errors import DtypeError, IndicesError, OptionError, ShapeError
 from ._explain_code import is_library
 
 
+# As torch says it, which depends on its version.
+_OF_TORCH = (
+    r"softmax\(\)(?:: argument 'dim' .* must be int, not Tensor"
+    r'| received an invalid combination of arguments - got \(Tensor, Tensor\))'
+)
+
+
 def check_softmax(frames: Sequence[FrameType], text: str) -> None:
     """Raises for arguments of PyG's softmax and scatter, and of torch's in its place."""
-    if re.match(r"softmax\(\): argument 'dim' .* must be int, not Tensor", text):
+    if re.match(_OF_TORCH, text):
         raise TypeError(
             "'dim' of torch's softmax must be an integer, got Tensor: a softmax over the "
             'neighbours is torch_geometric.utils.softmax(src, index, num_nodes=size_i)'
