@@ -13,7 +13,6 @@ from torch_geometric.utils import scatter
 from ..errors import DtypeError, IndicesError, OptionError, ShapeError
 from ._explain_code import is_library
 
-
 # As torch says it, which depends on its version.
 _OF_TORCH = (
     r"softmax\(\)(?:: argument 'dim' .* must be int, not Tensor"
