@@ -89,7 +89,7 @@ def compile(
     )
     compiled.register_forward_pre_hook(prepare, with_kwargs=True)
     compiled.register_forward_hook(_note_layers)
-    compiled.forward = _explaining(compiled.forward, model)  # type: ignore[method-assign]
+    compiled.forward = _explaining(compiled.forward, model)
     return compiled
 
 

@@ -11,6 +11,7 @@ from torch_geometric.edge_index import SortOrder
 
 P = ParamSpec('P')
 T = TypeVar('T')
+E = TypeVar('E', bound=EdgeIndex)
 
 
 @torch.compiler.disable
@@ -37,9 +38,7 @@ class BatchEdgeIndex(EdgeIndex):
             rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
         """
         size = rowptr.size(0) - 1
-        out = cls(data, sparse_size=(size, size), sort_order='col')
-        out._indptr = rowptr
-        return out
+        return sorted_edges(cls, data, rowptr, size, size)
 
     @classmethod
     def __tensor_unflatten__(
@@ -77,7 +76,7 @@ class BatchEdgeIndex(EdgeIndex):
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
-def wrapper(data: Tensor, cls: type[EdgeIndex]) -> EdgeIndex:
+def wrapper(data: Tensor, cls: type[E]) -> E:
     """An EdgeIndex in front of a list of edges, without the attributes that it needs."""
     return Tensor._make_wrapper_subclass(
         cls, size=data.size(), strides=data.stride(), dtype=data.dtype, device=data.device,
@@ -85,22 +84,30 @@ def wrapper(data: Tensor, cls: type[EdgeIndex]) -> EdgeIndex:
     )  # fmt: skip
 
 
-def edges_of_batch(data: Tensor, rowptr: Tensor, num_src: int, num_dst: int) -> EdgeIndex:
-    r"""An :class:`~torch_geometric.EdgeIndex` of edges that are sorted by destination; with as many
-    sources as destinations a :class:`BatchEdgeIndex`.
+def sorted_edges(
+    cls: type[E], data: Tensor, rowptr: Tensor, num_src: int, num_dst: int
+) -> E:  # fmt: skip
+    r"""An :class:`~torch_geometric.EdgeIndex` of edges that are sorted by destination.
 
     It does not check the list, as the constructor does by cutting it: a batch has one for each edge
     type.
 
     Args:
+        cls (type): The class.
         data (Tensor): The list :math:`(2, |\mathcal{E}|)`, whose rows are contiguous.
         rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
         num_src, num_dst (int): Numbers of sources and destinations.
     """
-    out = wrapper(data, BatchEdgeIndex if num_src == num_dst else EdgeIndex)
+    out = wrapper(data, cls)
     out._data, out._sparse_size, out._sort_order = data, (num_src, num_dst), SortOrder.COL
     out._is_undirected, out._indptr = False, rowptr
     return out
+
+
+def edges_of_batch(data: Tensor, rowptr: Tensor, num_src: int, num_dst: int) -> EdgeIndex:
+    r"""As :func:`sorted_edges`; with as many sources as destinations a :class:`BatchEdgeIndex`."""
+    cls = BatchEdgeIndex if num_src == num_dst else EdgeIndex
+    return sorted_edges(cls, data, rowptr, num_src, num_dst)
 
 
 class DisjointEdgeIndex(BatchEdgeIndex):
