@@ -107,11 +107,31 @@ def compiled_kernel(
 ) -> CompiledKernel:  # fmt: skip
     """A Triton function, compiled for such arguments. A thread has so many :obj:`registers` at
     most."""
+    pointers = [t.data_ptr() for t in tensors]
+    return _variant(text, name, num_warps, tensors, pointers, numbers, constants, registers)
+
+
+def launch_kernel(
+    text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
+    numbers: tuple[int, ...], constants: tuple[object, ...], registers: int | None = None,
+) -> None:  # fmt: skip
+    """Launches a Triton function on the current device, past Triton's own dispatch, which takes
+    several times as long to inspect the arguments; it asks the driver about each tensor, but not
+    about a pointer."""
+    pointers = [t.data_ptr() for t in tensors]
+    found = _variant(text, name, num_warps, tensors, pointers, numbers, constants, registers)
+    found[num_programs, 1, 1](*pointers, *numbers, *constants)
+
+
+def _variant(
+    text: str, name: str, num_warps: int, tensors: list[Tensor], pointers: list[int],
+    numbers: tuple[int, ...], constants: tuple[object, ...], registers: int | None,
+) -> CompiledKernel:  # fmt: skip
     variants = _compiled_variants(text, name)
     key = (
-        torch.cuda.current_device(), num_warps, registers, constants,
+        tensors[0].get_device(), num_warps, registers, constants,
         *[number < 2**31 for number in numbers],
-        *[t.dtype for t in tensors], *[t.data_ptr() % 16 for t in tensors],
+        *[t.dtype for t in tensors], *[pointer % 16 for pointer in pointers],
     )  # fmt: skip
     found = variants.get(key)
     if found is None:
@@ -123,16 +143,6 @@ def compiled_kernel(
         found._init_handles()
         variants[key] = found
     return found
-
-
-def launch_kernel(
-    text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
-    numbers: tuple[int, ...], constants: tuple[object, ...], registers: int | None = None,
-) -> None:  # fmt: skip
-    """Launches a Triton function on the current device, past Triton's own dispatch, which takes
-    several times as long to inspect the arguments."""
-    found = compiled_kernel(text, name, num_warps, tensors, numbers, constants, registers)
-    found[num_programs, 1, 1](*tensors, *numbers, *constants)
 
 
 class Tile(NamedTuple):

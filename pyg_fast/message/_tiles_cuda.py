@@ -107,8 +107,8 @@ def _launch_tiles(
             x[:count, : each.size] for x, each in zip(factors, source.factors, strict=True)
         ]  # fmt: skip
         for k, pairs in source.pairs.items():
-            for left, right in pairs:
-                _add_product(outs[k][0], stored[left], stored[right])
+            for n, (left, right) in enumerate(pairs):
+                _add_product(outs[k][0], stored[left], stored[right], first == n == 0)
     for k, part in parts.items():
         text = combine_text(pass_.outs[k].kind, math.prod(part.shape[1:]))
         second = [seconds[k], second_parts[k]] if k in seconds else []
@@ -152,10 +152,12 @@ def _tiles_at_once(factors: Sequence[Factor], num_tiles: int) -> int:
     return min(num_tiles, max(_LEAST_EDGES, min(_MOST_EDGES, _FACTOR_BYTES // width)) // EDGES)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds the sum of outer products of two factors."""
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """Adds the sum of outer products of two factors, or begins with it."""
     if left.dtype == torch.float32:
-        total.addmm_(left.t(), right)
+        total.addmm_(left.t(), right, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(product_of_halves(left.t(), right))
     else:
         total += product_of_halves(left.t(), right)
 
@@ -175,6 +177,7 @@ def _plan_tiles(graph: Graph, row_of: Tensor, num_tiles: int) -> tuple[Tensor, T
     return rank_of, place_of
 
 
+@lru_cache
 def processors(device: torch.device) -> int:
     """The number of multiprocessors of a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -210,13 +213,15 @@ def _allocate(
     pass_: 'Pass', source: TileSource, graph: Graph, num_tiles: int, num_programs: int
 ) -> _Buffers:
     device, places = graph.col.device, graph.rowptr.dtype
-    totals = torch.zeros(num_programs, source.total_width, dtype=torch.float32, device=device)
+    width = source.total_width
+    totals = torch.zeros(num_programs if width else 0, width, dtype=torch.float32, device=device)
     out = _Buffers([], {}, {}, {}, num_programs, totals)
     for k, (at, kind, name) in enumerate(pass_.outs):
         shape = pass_.program[at].shape
         dtype = torch.float32 if name == 'acc' else getattr(torch, name)
         if kind == 'total' and k in source.pairs:
-            out.outs.append(torch.zeros(1, *shape, dtype=torch.float32, device=device))
+            start = torch.empty if num_tiles else torch.zeros
+            out.outs.append(start(1, *shape, dtype=torch.float32, device=device))
             continue
         if kind == 'total':
             out.outs.append(totals[:, source.totals[k] :])
