@@ -43,7 +43,7 @@ def check_order(given: Mapping[str, object], frames: Sequence[FrameType], text: 
     if isinstance(edges, (tuple, list)) and given.get('edge_index') is not edges:
         raise EdgesError(
             f"'edge_index' of propagate must be a tensor, got a {type(edges).__name__}: functions "
-            'such as add_self_loops return edges and features of edges, '
+            'such as add_self_loops and prepare_edge_index return edges and what belongs to them, '
             'edge_index, _ = add_self_loops(edge_index)'
         )
     is_read = 'to be of integer type' in text
@@ -211,7 +211,10 @@ def check_rows(conv: Any, given: Mapping[str, object], error: Exception) -> None
     changed = [k for k, v in given.items() if is_list(v) and v.size(1) == other]
     if len(values) == 1:
         ((name, value),) = values.items()
-        cure = f": 'forward' has changed '{changed[0]}', as add_self_loops does" if changed else ''
+        cure = ''
+        if changed:
+            how = 'add_self_loops does' if count > other else f'a mask does: mask {name!r}, too'
+            cure = f": 'forward' has changed '{changed[0]}', as {how}"
         if any(_rows(part) == other for _, part in features_of_nodes(conv, frames)):
             cure = f"; features of nodes are '{name}_i' or '{name}_j' in 'message'"
         raise ShapeError(

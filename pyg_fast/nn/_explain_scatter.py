@@ -10,6 +10,7 @@ import torch_geometric.utils._softmax as softmax_of_pyg
 from torch import Tensor
 from torch_geometric.utils import scatter
 
+from .._alike import did_you_mean
 from ..errors import DtypeError, IndicesError, OptionError, ShapeError
 from ._explain_code import is_library
 
@@ -68,9 +69,18 @@ def check_softmax(frames: Sequence[FrameType], text: str) -> None:
         if not isinstance(src, Tensor) or not -src.dim() <= dim < src.dim():
             continue
         if src.size(dim) != index.size(0):
+            along = src.size(0) == index.size(0)
             raise ShapeError(
                 f"'src' and 'index' of {function} must have as many rows, got shapes "
                 f'{list(src.shape)} and {list(index.shape)} with dim={dim}'
+                f'{": the edges are along dim=0" * along}'
+            )
+        reduce = frame.f_locals.get('reduce', 'sum')
+        if reduce not in _REDUCES:
+            known = _ALIKE.get(reduce)
+            meant = f"; did you mean '{known}'?" if known else did_you_mean(str(reduce), _REDUCES)
+            raise OptionError(
+                f"'reduce' of {function} must be one of {_REDUCES}, got {reduce!r}{meant}"
             )
         if count is not None and not isinstance(count, (int, Tensor)):
             raise TypeError(
@@ -83,6 +93,9 @@ def check_softmax(frames: Sequence[FrameType], text: str) -> None:
                 f'largest is {most}, got {count}: {cure}'
             )
 
+
+_REDUCES = ('sum', 'add', 'mean', 'mul', 'prod', 'min', 'max', 'amin', 'amax', 'any')
+_ALIKE = {'average': 'mean', 'avg': 'mean', 'maximum': 'max', 'minimum': 'min'}
 
 # Functions of PyG that take the destinations of edges as `index`, by name and module, and their
 # argument for the number of these.

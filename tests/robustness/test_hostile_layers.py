@@ -14,7 +14,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import add_self_loops, softmax
+from torch_geometric.utils import add_self_loops, scatter, softmax
 
 from pyg_fast import accelerate, accelerate_report, nn, small_graphs, transforms
 from pyg_fast.graph import prepare_edge_index, set_group_sizes
@@ -899,6 +899,19 @@ class ByTorch(Forgets):
         return torch.softmax(x_j, index)
 
 
+class ByChannels(Forgets):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return softmax(x_j, index, dim=1) * x_j
+
+
+class Averages(Forgets):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+    def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
+        return scatter(inputs, index, reduce='average')
+
+
 class FewNodes(Forgets):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return softmax(x_j, index, num_nodes=2) * x_j
@@ -987,6 +1000,8 @@ class FloatSize(Forgets):
         (ByFeatures, r"'index' of softmax must have shape .num_edges., got \[120, 12\]: .*size"),
         (ByFloats, "'index' of softmax must hold the destination of each edge, got torch.float32"),
         (ByNothing, "'index' of softmax must be a tensor with the destination .*, got None: soft"),
+        (ByChannels, "'src' and 'index' of softmax .* with dim=1: the edges are along dim=0"),
+        (Averages, r"'reduce' of scatter must be one of .*, got 'average'; did you mean 'mean'\?"),
         (ByTorch, "'dim' of torch's softmax must be an integer, got Tensor: a softmax over the"),
         (MistypedEnd, "'x_jj' must be given .*, got 'x', 'gate'; did you mean 'x_j'\\?$"),
         (AllByName, r"'message' must name each of its arguments, .* got \*\*kwargs"),
