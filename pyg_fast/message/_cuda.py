@@ -53,7 +53,7 @@ class Recipe(NamedTuple):
     most_programs: int | None  # of a tile; None: a program takes one row, or a few
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
-    wide: 'Recipe | None' = None  # for rows of few edges, where wider tiles may be faster
+    wide: 'Recipe | None' = None  # the next wider one, for rows of few edges
 
 
 # How many source texts stay in memory.
@@ -174,18 +174,21 @@ def choose_tile(source: Source) -> Tile:
     return Tile(max(1, min(most, values // width)), sizes, 1)
 
 
-def choose_wide_tile(source: Source) -> Tile | None:
-    """The blocks for rows of few edges: of several heads, so that a thread has more numbers of one
-    edge to wait for at once."""
+def choose_wide_tiles(source: Source) -> list[Tile]:
+    """The blocks for rows of few edges, the narrowest first: of several heads, so that a thread has
+    more numbers of one edge to wait for at once, in gradients of half types twice as many."""
     heads, *others = source.sizes
     if not (source.tiled and others) or source.totals or source.has_maps or source.num_tiles > 1:
-        return None
+        return []
     sizes = tuple(next_power_of_two(n) for n in others)
-    heads = math.gcd(heads, max(1, _WIDE_TILE // math.prod(sizes)))
-    columns = heads * math.prod(sizes)
-    if not _TILE < columns <= _WIDE_TILE:
-        return None
-    return Tile(_WIDE_TILE // columns, (heads, *sizes), 1)
+    is_backward = any(role == 'grad' for role, _ in source.loads)
+    found: dict[int, Tile] = {}
+    for most in (_WIDE_TILE, 2 * _WIDE_TILE) if source.half and is_backward else (_WIDE_TILE,):
+        at_once = math.gcd(heads, max(1, most // math.prod(sizes)))
+        columns = at_once * math.prod(sizes)
+        if _TILE < columns <= most:
+            found[columns] = Tile(max(1, _WIDE_TILE // columns), (at_once, *sizes), 1)
+    return list(found.values())
 
 
 class Schedule(NamedTuple):
@@ -210,13 +213,13 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
     )  # fmt: skip
 
 
-def _in_wide_tiles(schedule: Schedule, itemsize: int) -> bool:
-    """Whether wide tiles are faster: rows are short, and the L2 cache holds a wide tile of what
-    they gather, or not even a narrow one."""
+def _in_wide_tiles(schedule: Schedule, itemsize: int, columns: int) -> bool:
+    """Whether tiles of so many columns are faster: rows are short, and the L2 cache holds such a
+    tile of what they gather, or not even a narrow one."""
     if schedule.col.size(0) > _SHORT_ROW * schedule.num_rows:
         return False
     column, cache = schedule.num_cols * itemsize, _l2_cache(schedule.col.device)
-    return _WIDE_TILE * column <= cache or _TILE * column > cache
+    return columns * column <= cache or _TILE * column > cache
 
 
 @lru_cache
@@ -274,9 +277,11 @@ def run_pass_cuda(
     """The results of a pass, and the second ones of kinds that have two."""
     rowptr, col, perm, num_rows, groups, most, _ = schedule
     recipe, pieces = pass_.recipe(acc), divide_rows(col.size(0), num_rows, groups, most)
-    if recipe.wide is not None:
-        itemsize = 2 if recipe.source.half else acc.itemsize
-        recipe = recipe.wide if _in_wide_tiles(schedule, itemsize) else recipe
+    itemsize = 2 if recipe.source.half else acc.itemsize
+    while recipe.wide is not None:
+        if not _in_wide_tiles(schedule, itemsize, math.prod(recipe.wide.tile.columns)):
+            break
+        recipe = recipe.wide
     grid = _grid_of(recipe, pieces, num_rows, col.size(0))
     buffers = _allocate(pass_, recipe, schedule, grid, acc)
     seconds: list[Tensor | None] = [buffers.seconds.get(k) for k in range(len(buffers.outs))]

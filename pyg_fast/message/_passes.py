@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..sparse.graph import Graph
 from ._cpu import check_maps, encode
-from ._cuda import Recipe, Tile, choose_tile, choose_wide_tile, most_programs
+from ._cuda import Recipe, Tile, choose_tile, choose_wide_tiles, most_programs
 from ._gradients import Gradients, cotangents_of, derive_gradients
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
@@ -79,8 +79,10 @@ class Pass:
             num_tiles = -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1
             return Recipe(source, tile, num_tiles, most, shapes, dtypes, wide)
 
-        wide = choose_wide_tile(source)
-        return recipe(choose_tile(source), None if wide is None else recipe(wide, None))
+        wide: Recipe | None = None
+        for tile in reversed(choose_wide_tiles(source)):
+            wide = recipe(tile, wide)
+        return recipe(choose_tile(source), wide)
 
     @property
     def compares(self) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -435,14 +436,31 @@ def test_memory(cuda: torch.device) -> None:
 
 
 def test_wide_tiles() -> None:
-    """For short rows, unless only narrow tiles fit into the cache."""
+    """For short rows, unless only narrower tiles fit into the cache."""
     col = torch.zeros(32, dtype=torch.int32)
 
-    def is_wide(num_rows: int, num_cols: int) -> bool:
+    def is_wide(num_rows: int, num_cols: int, columns: int = 256) -> bool:
         of_rows = Schedule(col, col, None, num_rows, None, 32, num_cols)
-        return _cuda._in_wide_tiles(of_rows, 4)
+        return _cuda._in_wide_tiles(of_rows, 4, columns)
 
     assert is_wide(1, 40_000)
+    assert not is_wide(1, 40_000, 512)
+    assert is_wide(1, 20_000, 512)
     assert is_wide(1, 1_000_000)
     assert not is_wide(1, 150_000)
     assert not is_wide(0, 40_000)
+
+
+@pytest.mark.parametrize('heads', [3, 4, 16])
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('role', ['grad', 'dst'])
+def test_columns_of_wide_tiles(heads: int, half: bool, role: str) -> None:
+    """The narrowest first; more only where there are as many, in gradients of half types."""
+    source: Any = SimpleNamespace(
+        sizes=(heads, 64), tiled=True, totals=False, has_maps=False, num_tiles=1, half=half,
+        loads=((role, 0),),
+    )  # fmt: skip
+    wide = [(tile.edges, *tile.columns) for tile in _cuda.choose_wide_tiles(source)]
+    first = {3: [], 4: [(1, 4, 64)], 16: [(1, 4, 64)]}[heads]
+    more = heads == 16 and half and role == 'grad'
+    assert wide == [*first, *[(1, 8, 64)] * more]
