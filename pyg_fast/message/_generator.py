@@ -81,6 +81,8 @@ class Generator:
         self.dots: set[int] = set()  # inner sizes of matrix products
         # exp(score - running maximum) of the softmax of this pass, and where.
         self.powers: tuple[Block, Place] | None = None
+        #: Of values that results add up with the weights of a softmax the name of the sum.
+        self.weighted: dict[str, str] = {}
 
     # Names and lines.
 

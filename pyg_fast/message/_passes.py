@@ -492,8 +492,15 @@ class Passes:
         return first, second
 
     @_memoize
-    def joint_pass(self, cuda: bool) -> Pass | None:
-        """The pass of a softmax together with sums of its multiples, if the results are such."""
+    def joint_pass(self, cuda: bool, keeps: bool = True, copies: bool = False) -> Pass | None:
+        """The pass of a softmax together with sums of its multiples, if the results are such.
+
+        Args:
+            cuda: Whether a GPU runs it.
+            keeps: Whether the backward pass reads the sums as they are before rounding.
+            copies: Whether it reads tensors of its own. On a GPU the pass writes these, as it does
+                sums before rounding; they follow the results.
+        """
         plan, message = self.plan, self.plan.message
         sums = all(output.reduce == 'sum' for output in plan.outputs)
         if not sums or self.multiples != [True] or plan.in_blocks:
@@ -501,9 +508,12 @@ class Passes:
         program, places = Program(), dict[int, int]()
         score = program.graft(message, message[plan.softmaxes[0]].args[0], places)
         outs = [Out(score, 'softmax', 'acc')]
-        for output in plan.outputs:
-            at = program.graft(message, output.at, places, joint=True)
-            outs.append(Out(at, 'weighted', 'acc'))
+        ats = [program.graft(message, o.at, places, joint=True) for o in plan.outputs]
+        given = [output.dtype for output in plan.outputs]
+        rounds = any(getattr(torch, dtype) != self.acc for dtype in given)
+        twice = cuda and keeps and (copies or rounds)
+        for dtypes in [given if cuda else ['acc'] * len(ats), *[['acc'] * len(ats)] * twice]:
+            outs += [Out(at, 'weighted', dtype) for at, dtype in zip(ats, dtypes, strict=True)]
         pass_ = Pass(program, tuple(outs), 'dst')
         with suppress(Refused):
             if cuda:

@@ -124,7 +124,7 @@ class FusedMessage(torch.autograd.Function):
         ctx: _Context, passes: Passes, graph: Graph, seed: Tensor | None,
         needs: tuple[bool, ...], only_read: bool, *inputs: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        results, kept = compute_results(passes, graph, seed, needs, inputs)
+        results, kept = compute_results(passes, graph, seed, needs, inputs, not only_read)
         ctx.passes, ctx.needs = passes, needs
         ctx.set_materialize_grads(False)
         rounded = tuple(map(_as_non_view, results))
@@ -200,19 +200,22 @@ class Saved(NamedTuple):
 
 def compute_results(
     passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor], copies: bool = False,
 ) -> tuple[list[Tensor], Saved]:  # fmt: skip
-    """The results of a plan, and what the backward pass reads, perhaps the same tensors."""
+    """The results of a plan, and what the backward pass reads, perhaps the same tensors; with
+    `copies` others where a kernel writes them at once."""
     values = passes.by_load(inputs)
     passes.prepare_backward(needs, graph, values)
     local = passes.backward(needs).local
-    outs, chosen, stats = _run_forward(passes, local, graph, values, seed)
+    outs, chosen, stats, wide = _run_forward(
+        passes, local, graph, values, seed, keeps=any(needs), copies=copies
+    )
     outputs = passes.plan.outputs
     count = len(outputs)
     rounded = [
         out.to(getattr(torch, output.dtype)) for out, output in zip(outs, outputs, strict=False)
     ]
-    results = tuple([outs[k] for k in passes.saved_results])
+    results = tuple(wide) or tuple([outs[k] for k in passes.saved_results])
     return rounded, Saved(
         tuple(outs[count:]), tuple(chosen[:count]), tuple(stats.values()), results
     )
@@ -334,16 +337,19 @@ def _as_non_view(x: Tensor) -> Tensor:
 
 
 def _run_forward(
-    passes: Passes, local: tuple[int, ...], graph: Graph, inputs: Inputs, seed: Tensor | None
-) -> tuple[list[Tensor], list[Tensor | None], Inputs]:
-    """The results and the derivatives by `local` inputs, the edges that maxima chose, and the
-    statistics of softmaxes."""
-    acc = passes.acc
-    joint = passes.joint_pass(graph.col.is_cuda) if passes.plan.softmaxes else None
+    passes: Passes, local: tuple[int, ...], graph: Graph, inputs: Inputs, seed: Tensor | None,
+    keeps: bool = False, copies: bool = False,
+) -> tuple[list[Tensor], list[Tensor | None], Inputs, list[Tensor]]:  # fmt: skip
+    """The results and the derivatives by `local` inputs, the edges that maxima chose, the
+    statistics of softmaxes, and the results again where :meth:`Passes.joint_pass` writes them so,
+    which takes `keeps` and `copies`."""
+    acc, cuda = passes.acc, graph.col.is_cuda
+    joint = passes.joint_pass(cuda, keeps, copies) if passes.plan.softmaxes else None
     if joint is not None:
         (most, *outs), (scale, *chosen) = run_pass(joint, graph, inputs, acc, seed)
         assert scale is not None
-        return outs, chosen, {('most', 0): most, ('scale', 0): scale}
+        count = len(passes.plan.outputs)
+        return outs[:count], chosen, {('most', 0): most, ('scale', 0): scale}, outs[count:]
     stats = _softmax_statistics(passes, graph, inputs, seed)
     outs, chosen = [], []
     for pass_ in passes.forward_passes(local, graph.col.is_cuda):
@@ -355,7 +361,7 @@ def _run_forward(
         assert mean is not None
         outs.insert(-1, mean)
         chosen += [None, None]
-    return outs, chosen, stats
+    return outs, chosen, stats, []
 
 
 def _softmax_statistics(
@@ -526,7 +532,7 @@ def run(
         for k in passes.without_gradient(needs) if passes.leaves_differ else ():
             outs[k] = outs[k].detach()
     else:
-        outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
+        outs, *_ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
     after: Sequence[Tensor] = ()
     if passes.after is not None:
         after = [

@@ -205,9 +205,12 @@ def _add_result(gen: Generator, out: Out, term: Term) -> None:
         place = f'{term.size} + {gen.blocked(term.flat)}'
         _store_total(gen, term.k, name, term.sizes, place, sum_text(name, 0), term.masks)
     elif out.kind == 'weighted':
-        gen.starts.append(f'{name} = tl.zeros([{term.sizes}], {gen.acc})')
-        gen.lines.append(f'{name} = {name} * s0_0f + {masked}')
-        gen.finals.append(f'{name}f = {sum_text(f"{name} * s0_0e", 0)}')
+        total = gen.weighted.setdefault(term.value, name)
+        if total == name:  # Else another result has the same numbers, in another type.
+            gen.starts.append(f'{name} = tl.zeros([{term.sizes}], {gen.acc})')
+            gen.lines.append(f'{name} = {name} * s0_0f + {masked}')
+            gen.finals.append(f'{name}f = {sum_text(f"{name} * s0_0e", 0)}')
+        name = total
         whole = f'tl.where(begin < end, {name}f * s0_0s, 0.0)'
         _store(gen, term, 'out', 'part', whole, f'{name}f')
     else:

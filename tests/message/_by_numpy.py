@@ -238,7 +238,9 @@ def by_numpy(
         return make_plan(dataclasses.replace(captured, on_cuda=True), *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_passes.Passes, 'joint_pass', lambda passes, cuda: joint(passes, True))
+        patch.setattr(
+            _passes.Passes, 'joint_pass', lambda passes, cuda, *args: joint(passes, True, *args)
+        )
         patch.setattr(_passes.Passes, 'prepare_backward', lambda *args: None)
         patch.setattr(_entry, 'make_plan', plan_on_gpu)
         patch.setattr(_entry, '_passes_for', _entry._passes_for.__wrapped__)
