@@ -20,7 +20,7 @@ _WAIT = {
 class Replays:
     """A recorder of steps, as `pyg_fast._batches.record.CudaGraphs` is one."""
 
-    needs_state = True
+    needs_state = pads = True
 
     def __init__(self) -> None:
         #: How often each kind of inputs was recorded, and replayed.

@@ -28,11 +28,18 @@ import pyg_fast
 from pyg_fast._batches.filling import StaticNumbers
 from pyg_fast._batches.inputs import StaticBatch
 from pyg_fast._batches.norms import Level, Masks, masked
+from pyg_fast._batches.record import Direct
 from pyg_fast.loader import GraphLoader
 from tests._replays import Replays
 from tests.loader._small_graphs import molecules
 
 SIZE = 8  # of batches
+
+
+@pytest.fixture(autouse=True)
+def padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps run on padded batches on a CPU, too, where they would do without."""
+    monkeypatch.setattr(Direct, 'pads', True)
 
 
 @pytest.fixture(scope='module')
@@ -858,3 +865,31 @@ def test_more_compiles_than_dynamo_allows(
         model.train(training)
         list(step.epoch())
     assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2 * len(step._slots) > 8
+
+
+@pytest.mark.parametrize('how', ['epoch', 'batches'])
+def test_without_padding_on_a_cpu(
+    graphs: list[Data], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is that of PyG's loop, to the bit: nothing is recorded, so nothing is padded."""
+    monkeypatch.setattr(Direct, 'pads', False)
+    torch.manual_seed(0)
+    ours = Model().double()
+    pygs = copy.deepcopy(ours)
+    loader, optimizer = pad(graphs), sgd(ours)
+    step = pyg_fast.capture(ours, loader, optimizer, loss_fn)
+    losses = list(step.epoch()) if how == 'epoch' else [step(batch) for batch in loader]
+    other, wanted = sgd(pygs), []
+    for batch in GraphLoader(graphs, SIZE):
+        other.zero_grad()
+        loss = loss_fn(pygs(batch), batch)
+        loss.backward()
+        other.step()
+        wanted.append(loss.detach())
+    assert torch.equal(torch.stack(losses), torch.stack(wanted))
+    assert_same(ours, pygs)
+    assert 'runs as usual on a CPU)' in repr(step)
+    assert step.num_eager == 0
+    evaluate = pyg_fast.capture_inference(ours, loader)
+    for out, batch in evaluate.epoch():
+        assert torch.equal(out, pygs.eval()(batch))

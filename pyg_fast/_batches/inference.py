@@ -85,6 +85,8 @@ class CapturedInference(Runs):
         """
         real = real_rows_of(batch)
         with torch.no_grad(), self._running(), _evaluating(self.model):
+            if not self._pads:
+                return self._output(self._without_padding(batch), False)
             self._renew()
             slot = self._find(batch, real)
             if slot is None:

@@ -23,6 +23,8 @@ class Recorder(Protocol):
 
     #: Whether a step must have run before, so that its optimizer has its state.
     needs_state: bool
+    #: Whether steps run on padded batches, which have few sizes.
+    pads: bool
 
     def record(self, inputs: Inputs[View], step: Callable[[View], object]) -> Callable[[], object]:
         """Makes a function that runs the step on what the inputs hold when it is called.
@@ -35,7 +37,7 @@ class Recorder(Protocol):
 class Direct:
     """Records nothing: every call runs the step."""
 
-    needs_state = False
+    needs_state = pads = False
 
     def record(self, inputs: Inputs[View], step: Callable[[View], object]) -> Callable[[], object]:
         return lambda: step(inputs.view())
@@ -48,7 +50,7 @@ class CudaGraphs:
         device: Where the steps run.
     """
 
-    needs_state = True
+    needs_state = pads = True
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)

@@ -126,12 +126,26 @@ class Runs:
     def _load(self, given: Batch | Draw) -> tuple[Batch | None, Slot | None]:
         """The size of a batch, whose inputs hold it then; None: the batch must run as it is.
         Without a batch, it was made in the inputs, and the step of its size is recorded."""
+        if not self._pads:
+            return self._without_padding(given), None
         if isinstance(given, Draw):
             slot = self._fill(given)
             if slot is not None:
                 return None, slot
             given = self.loader._make_batch(given)
         return given, self._find(given, real_rows_of(given))
+
+    @property
+    def _pads(self) -> bool:
+        """Whether steps run on padded batches: their sizes are recorded, or compiled."""
+        return self._recorder.pads or self._compiled is not None
+
+    def _without_padding(self, given: Batch | Draw) -> Batch:
+        """The batch with its own sizes."""
+        if isinstance(given, Draw):
+            return self._collated.make_batch(given.ids, None, masks=True)
+        real = real_rows_of(given)
+        return given if real.graphs == given.num_graphs else self._collated.cut(given, real)
 
     def _fill(self, draw: Draw) -> Slot | None:
         """The size of the batch of some graphs, which was made in its inputs; None: it must be made
@@ -173,12 +187,12 @@ class Runs:
         self._fingerprint = self._state.fingerprint()
 
     def _describe(self, what: str) -> str:
-        count = len(self.loader.buckets)
+        if not self._pads:
+            return f'{type(self).__name__}({what}; runs as usual on a CPU)'
+        state, count = 'runs padded batches on a CPU', len(self.loader.buckets)
         if self._device.type == 'cuda':
             done = sum(slot.replay is not None for slot in self._slots.values())
             state = f'captured {done} of {count} sizes'
-        else:
-            state = 'runs as usual on a CPU'
         return f'{type(self).__name__}({what}; {state}, {self.num_eager} batches without padding)'
 
     # One run -------------------------------------------------------------------------------------

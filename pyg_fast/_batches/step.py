@@ -95,7 +95,7 @@ class CapturedBatchStep(Runs):
     def _step(self, slot: Slot | None, batch: Batch | None) -> Tensor:
         if slot is None:
             assert batch is not None
-            self.num_eager += 1
+            self.num_eager += self._pads
             return self._train(batch, None)
         if slot.replay is None:
             assert batch is not None
