@@ -22,6 +22,7 @@ from ._small_tables import decompositions
 from .errors import OptionError
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
+from .message._quiet import OF_FAKE_TENSORS, quiet
 from .nn.message_passing import FusedPropagate
 from .ops._numbers import check_flag
 
@@ -100,8 +101,9 @@ def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
     @wraps(run)
     def forward(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return run(*args, **kwargs)
-        except RuntimeError as error:
+            with quiet(OF_FAKE_TENSORS):  # The error says the same.
+                return run(*args, **kwargs)
+        except (RuntimeError, AssertionError) as error:
             if torch.compiler.is_compiling() or isinstance(error, _OF_COMPILERS):
                 raise
             try:

@@ -1,5 +1,6 @@
 """The options of a loader: frozen values apart from the core, which check themselves."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.sampler.neighbor_sampler import NumNeighborsType
 from torch_geometric.typing import EdgeType, EdgeTypeStr
 
+from .._alike import did_you_mean
 from ..ops._checks import to_device
 from ..ops._library import with_cuda
 from ..ops._numbers import check_number, check_share
@@ -183,8 +185,11 @@ def check_remote(data: object, sampling: SamplingOptions) -> None:
         )
 
 
-def refuse_unsupported(name: str, neighbor_sampler: object, kwargs: Mapping[str, object]) -> None:
-    """Raises an error for arguments of PyG's loader that the loader of this name does not have."""
+def refuse_unsupported(
+    loader: type, neighbor_sampler: object, kwargs: Mapping[str, object]
+) -> None:
+    """Raises an error for arguments of PyG's loader that this loader does not have."""
+    name = loader.__name__
     if neighbor_sampler is not None:
         raise TypeError(
             "'neighbor_sampler' must be None, this loader samples itself: use "
@@ -192,9 +197,16 @@ def refuse_unsupported(name: str, neighbor_sampler: object, kwargs: Mapping[str,
         )
     if kwargs.get('collate_fn') is not None:
         raise TypeError("'collate_fn' must not be given: use 'transform'")
+    refuse_unknown(loader, kwargs)
+
+
+def refuse_unknown(loader: type, kwargs: Mapping[str, object]) -> None:
+    """Raises an error for arguments that no loader has, with the name that a user may mean."""
     unknown = sorted(set(kwargs) - WITHOUT_EFFECT)
     if unknown:
-        raise TypeError(f'{name} got unexpected arguments {unknown}')
+        known = {*inspect.signature(loader).parameters, *WITHOUT_EFFECT}
+        alike = ''.join(did_you_mean(each, known) for each in unknown[:1])
+        raise TypeError(f'{loader.__name__} got unexpected arguments {unknown}{alike}')
 
 
 def check_bool(name: str, value: object) -> None:

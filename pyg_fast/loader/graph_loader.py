@@ -26,9 +26,9 @@ from ._buckets import (
 from ._collated import Collated
 from ._levels import Ints, Padding
 from ._options import (
-    WITHOUT_EFFECT,
     check_bool,
     check_choice,
+    refuse_unknown,
     resolve_device,
     resolve_replicas,
 )
@@ -312,9 +312,7 @@ def _check_options(
     batch_size: int, shuffle: bool, drop_last: bool, edge_order: str, pad: str | None,
     others: Mapping[str, object],
 ) -> None:  # fmt: skip
-    unknown = sorted(set(others) - WITHOUT_EFFECT)
-    if unknown:
-        raise TypeError(f'GraphLoader got unexpected arguments {unknown}')
+    refuse_unknown(GraphLoader, others)
     check_number('batch_size', batch_size, 1)
     check_bool('shuffle', shuffle)
     check_bool('drop_last', drop_last)

@@ -185,7 +185,7 @@ class FastLinkNeighborLoader(SampledLoader, LinkNeighborLoader):
         **kwargs: object,
     ) -> None:
         check_data(data)
-        refuse_unsupported('FastLinkNeighborLoader', neighbor_sampler, kwargs)
+        refuse_unsupported(FastLinkNeighborLoader, neighbor_sampler, kwargs)
         check_callable('transform', transform)
         if (edge_label_time is None) != (time_attr is None):
             raise ValueError("'edge_label_time' and 'time_attr' must be given together")

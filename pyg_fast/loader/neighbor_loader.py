@@ -278,7 +278,7 @@ class FastNeighborLoader(SampledLoader, NeighborLoader):
         **kwargs: object,
     ) -> None:
         check_data(data)
-        refuse_unsupported('FastNeighborLoader', neighbor_sampler, kwargs)
+        refuse_unsupported(FastNeighborLoader, neighbor_sampler, kwargs)
         check_callable('transform', transform)
         fanouts, by_type = resolve_fanouts(data, num_neighbors)
         sampling = SamplingOptions(

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+OF_FAKE_TENSORS = ('torch._subclasses.fake_tensor',)
 _LOGGERS = (
-    'torch._subclasses.fake_tensor', 'torch.fx.experimental.symbolic_shapes',
+    *OF_FAKE_TENSORS, 'torch.fx.experimental.symbolic_shapes',
     'torch._dynamo.convert_frame', 'torch._dynamo.guards', 'torch._dynamo.symbolic_convert',
     'torch._dynamo.output_graph', 'torch._dynamo.utils', 'torch._dynamo.variables.builder',
     'torch._guards',
@@ -16,7 +17,7 @@ _LOGGERS = (
 
 
 class _State(threading.local):
-    depth = 0
+    loggers: tuple[str, ...] = ()  # that are silent
 
 
 _state = _State()
@@ -27,22 +28,22 @@ class _Filter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         asked = logging.getLogger(record.name).getEffectiveLevel() < logging.WARNING
-        return asked or not _state.depth or record.levelno < logging.WARNING
+        return asked or record.name not in _state.loggers or record.levelno < logging.WARNING
 
 
 _filter = _Filter()
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silences the log of this thread while it traces a message."""
-    for name in _LOGGERS:
+def quiet(loggers: tuple[str, ...] = _LOGGERS) -> Iterator[None]:
+    """Silences loggers in this thread, while it traces a message or what else may fail."""
+    for name in loggers:
         logging.getLogger(name).addFilter(_filter)  # Once: it is the same.
-    _state.depth += 1
+    before, _state.loggers = _state.loggers, (*_state.loggers, *loggers)
     try:
         yield
     finally:
-        _state.depth -= 1
+        _state.loggers = before
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..errors import DtypeError, EdgesError, OptionError, ShapeError
 from ..ops._edges import is_list
 from ._explain_call import features_of_nodes, of_propagate, propagated, read_by
 from ._explain_code import TWO_TENSORS, frames_of
-from ._explain_features import check_like_parameters, columns_of, weight_of
+from ._explain_features import check_like_parameters, columns_of, made_by, weight_of
 
 # What torch says of two sizes that must be the same.
 _TWO_SIZES = rf'{TWO_TENSORS}|Expected size (\d+) but got size (\d+)'
@@ -118,6 +118,13 @@ def check_edge_attr(conv: Any, x: object, edge_attr: object) -> None:
             f"'edge_attr' must have {columns} columns, as '{option}' of the layer says, got shape "
             f'{list(edge_attr.shape)}'
         )
+    if isinstance(conv, NNConv):
+        wanted, given = conv.in_channels_l * conv.out_channels, made_by(conv.nn)
+        if given not in (None, wanted):
+            raise ShapeError(
+                f"'nn' must give {wanted} columns, 'in_channels' times 'out_channels' of the "
+                f'layer, got {given}'
+            )
 
 
 def _columns_of_edges(conv: Any) -> tuple[int, str]:

@@ -162,8 +162,17 @@ def check_columns(x: object, wanted: object, argument: str = 'in_channels') -> N
 
 def columns_of(nn: object) -> int | None:
     """The columns that a network's first linear map takes."""
-    for module in nn.modules() if isinstance(nn, torch.nn.Module) else ():
-        for name in ('in_features', 'in_channels'):
+    return _width_of(list(nn.modules()) if isinstance(nn, torch.nn.Module) else [], 'in')
+
+
+def made_by(nn: object) -> int | None:
+    """The columns that a network's last linear map gives."""
+    return _width_of(list(nn.modules())[::-1] if isinstance(nn, torch.nn.Module) else [], 'out')
+
+
+def _width_of(modules: list[torch.nn.Module], side: str) -> int | None:
+    for module in modules:
+        for name in (f'{side}_features', f'{side}_channels'):
             if isinstance(getattr(module, name, None), int):
                 return getattr(module, name)
     return None

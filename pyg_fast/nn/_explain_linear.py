@@ -134,9 +134,10 @@ def check_linear_by_text(
     if columns - sum(widths.values()) not in (0, widths.get('x')):  # Of both ends of an edge.
         return
     names = ' and '.join(f"'{name}'" for name in tensors)
+    both = ", 'x' for both ends of an edge" * (columns != sum(widths.values()))
     raise ShapeError(
-        f'{names} must fit a linear map of the layer, which takes {wanted} columns of them joined, '
-        f'got {columns} of widths {widths}'
+        f'{names} must fit a linear map of the layer, which takes {wanted} columns and gets '
+        f'{columns}: {widths} joined{both}'
     )
 
 

@@ -19,7 +19,11 @@ def check_edge_index(edge_index: Tensor) -> None:
     if not isinstance(edge_index, Tensor):
         raise TypeError(f"'edge_index' must be a tensor, got {type(edge_index).__name__}")
     if edge_index.dtype not in _INDEX_DTYPES:
+        size = edge_index.shape
+        is_matrix = len(size) == 2 and size[0] == size[1] > 2
         cure = ': edge_index.long()' if edge_index.is_floating_point() else ''
+        if is_matrix:
+            cure = f' of shape {list(size)}: edge_index, _ = dense_to_sparse(adj)'
         raise TypeError(f"'edge_index' must hold integers, got {edge_index.dtype}{cure}")
     if edge_index.layout != torch.strided:
         raise TypeError(f"'edge_index' must be a strided tensor, got {edge_index.layout}")

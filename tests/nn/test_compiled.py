@@ -791,7 +791,7 @@ class Joins(MessagePassing):
         return self.lin(torch.cat([x_i, x_j], -1))
 
 
-def test_errors(device: torch.device) -> None:
+def test_errors(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     """As in eager mode, also where Dynamo fails; a model goes on after them."""
     x, edges, _ = graph_data(20, 50, device)
     x = x.float()
@@ -804,6 +804,11 @@ def test_errors(device: torch.device) -> None:
             assert isinstance(caught.value.__cause__, torch._dynamo.exc.TorchRuntimeError)
         assert model(x, edges).shape == (20, 4)
         assert copy.deepcopy(model)(x, edges).shape == (20, 4)
+    # PyG's assertion has no text.
+    layer = pyg_fast.compile(TransformerConv(8, 4, edge_dim=5).to(device))
+    with pytest.raises(ValueError, match="'edge_attr' must be given to a layer with 'edge_dim'"):
+        layer(x, edges)
+    assert 'meta' not in caplog.text  # Torch logs what it has tried.
 
 
 def test_errors_that_eager_mode_does_not_have(device: torch.device) -> None:

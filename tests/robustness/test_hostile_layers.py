@@ -1395,7 +1395,7 @@ def test_own_layer_names_what_it_joins(device: torch.device, raises: Any) -> Non
         small_graph(device),
     )
     wide = torch.randn(NODES, IN + 1, device=device)
-    with raises(ValueError, match=r"'x' must fit a linear map .* takes 24 .* got 26 .*'x': 13"):
+    with raises(ValueError, match=r"'x' must fit a linear map .* takes 24 .* gets 26: .*'x': 13"):
         layer(wide, data.edge_index)
     for layer in (Unreduced(), accelerate(UnreducedOfPyG(aggr=None))):
         with raises(ValueError, match="'aggr' must be given to a layer without an 'aggregate'"):
