@@ -161,10 +161,11 @@ EDGE_MLPS = [
 COMPILED = [
     Timed(title, 'compiled', title, layers.PLAIN, compiled.RIVALS, width='channels')
     for size in compiled.SIZES for title in [f'A compiled training step, {size}']]
-MOLECULES = Timed(
-    'A training step on batches of molecules, with loading', 'molecules', molecules.TRAIN,
-    molecules.BOTH, ['PyG', molecules.COMPILED], [molecules.CAPTURED, molecules.EAGER],
-    'channels', needs=molecules.BOTH)
+MOLECULES = [
+    Timed(f'A training step on batches of molecules, with loading{precision}', 'molecules',
+          f'{molecules.TRAIN}{precision}', molecules.BOTH, ['PyG', molecules.COMPILED],
+          [molecules.CAPTURED, molecules.EAGER], 'channels', needs=molecules.BOTH)
+    for precision in ('', ', high')]
 MAKING = Timed(
     'Making a batch of molecules', 'molecules', molecules.MAKING, molecules.OURS, ['PyG'],
     [molecules.PADDED], 'columns')
@@ -238,7 +239,7 @@ SYSTEMS = (
     System(
         'Batches of small graphs', 'Whole epochs of training on molecules, `GraphLoader` and '
         '`capture`: [Batches of small graphs](../systems/small_graphs.rst).',
-        (MOLECULES, MAKING)),
+        (*MOLECULES, MAKING)),
     System(
         'MaxK-GNN', 'MaxK replaces ReLU, so it changes the model: '
         '[when it pays](../systems/maxk.rst).',
@@ -463,7 +464,7 @@ WORKLOADS = (
     Workload('Layers on one graph', [LAYERS, PUBLISHED[2]]),
     Workload('Layers on a graph with hubs', [HUBS[0], PUBLISHED[1]]),
     Workload('Layers on batches of molecules', [PUBLISHED[0]]),
-    Workload('Training on batches of molecules', [MOLECULES]),
+    Workload('Training on batches of molecules', MOLECULES),
     Workload('Layers on several types of nodes', [HUBS[2]]),
     Workload('Layers on sampled batches', [HUBS[1]]),
     Workload('Layers with a message of their own', [MESSAGES]),
