@@ -337,7 +337,15 @@ class CapturedStep:
         if index is not None:
             _check_output(out, data[self.mask], self.mask)
             out, y = out[index], y[index]
-        loss = self.loss_fn(out, y)
+        try:
+            loss = self.loss_fn(out, y)
+        except AttributeError as error:
+            if not str(error).startswith("'Tensor' object has no attribute"):
+                raise
+            raise TypeError(
+                "'loss_fn' must take the output and the labels of one graph, loss_fn(out, y); a "
+                f'batch is what it gets with a GraphLoader: {error}'
+            ) from error
         check_loss(loss)
         check_requires_grad(loss)
         loss.backward()

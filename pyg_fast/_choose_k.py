@@ -55,7 +55,11 @@ class KChoice(NamedTuple):
             'drop': [0.0, *(row.drop for row in rows)],
             'seconds': [self.full_seconds, *(row.seconds for row in rows)],
         }
-        return choice_text('k', self.k, measured, [row.k for row in rows])
+        text = choice_text('k', self.k, measured, [row.k for row in rows])
+        chosen = next((row for row in rows if row.k == self.k), None)
+        if chosen is not None and chosen.seconds >= self.full_seconds:
+            text += '\nMaxK gained no time here.'
+        return text
 
 
 def choose_k(

@@ -232,3 +232,16 @@ def test_repr(device: torch.device) -> None:
         step()
     step()
     assert repr(step).endswith('; captured)')
+
+
+def test_a_loss_of_batches(device: torch.device) -> None:
+    """Of a single graph a loss gets labels, which have no attributes of a batch."""
+    data = Data(torch.randn(8, 4), torch.randint(8, (2, 20)), y=torch.randn(8, 2)).to(device)
+    model = GCN(4, 8, 1, 2).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss_fn(out: Tensor, batch: Any) -> Tensor:
+        return (out - batch.y).square().mean()
+
+    with pytest.raises(TypeError, match=r"'loss_fn' must take .*: 'Tensor' object has no .* 'y'"):
+        pyg_fast.capture(model, data, optimizer, loss_fn, mask=None)()

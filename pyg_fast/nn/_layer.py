@@ -17,6 +17,7 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
 from .._alike import did_you_mean
+from ..graph.batch_edge_index import not_compiled
 from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
@@ -155,7 +156,7 @@ class FusedLayer(FusedModule, Mixin):
             if isinstance(error, AttributeError):
                 _name_users_class(self, error)
             is_explained = isinstance(error, EXPLAINED)
-            found = explain(self, args, kwargs, error) if is_explained else None
+            found = not_compiled(explain, self, args, kwargs, error) if is_explained else None
             # The backward pass of a checkpoint ends a call so, in between.
             ends = type(error).__module__ == torch.utils.checkpoint.__name__
             if '(strict=True)' not in str(error) and not ends:  # The former is the report.

@@ -91,8 +91,9 @@ def check_counter(counter: Tensor, layer: int, num_dst: int) -> None:
         raise ValueError(
             f"'path' of layer {layer} has lost gradients of {lost} rows outside of its {num_dst} "
             'active nodes: the loss, or a layer between that mixes nodes, such as BatchNorm, reads '
-            'other nodes than those of the mask. Restrict the loss to the mask, normalize each '
-            'node by itself (LayerNorm), or prepare other paths'
+            'other nodes than those of the mask, or the path is that of another layer. Restrict '
+            'the loss to the mask, normalize each node by itself (LayerNorm), or prepare other '
+            'paths'
         )
 
 
