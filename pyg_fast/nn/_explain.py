@@ -8,6 +8,7 @@ read the call that failed by ``_explain_call``, and the user's code by ``_explai
 import dis
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 from torch_geometric.nn import GINConv, GINEConv, MessagePassing
+from torch_geometric.nn.conv import hetero_conv
 
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
 from ..message._fallback import users_class
@@ -61,6 +63,7 @@ from ._explain_table import (
 )
 
 P = ParamSpec('P')
+_MOST_FRAMES = 12  # between a layer and the container that has called it, with hooks
 
 # Words of torch and PyG by what they complain of; the first class that fits counts.
 _TOPICS: tuple[tuple[type[Exception], str], ...] = (
@@ -125,6 +128,21 @@ def explain(
         return _raised(_check_error, conv, given, error)
     except Exception:  # The search may fail, too: the error of the call stays.
         return None
+
+
+def name_edge_type(error: Exception) -> None:
+    """Makes an error tell for which edges a :class:`~torch_geometric.nn.HeteroConv` has called the
+    layer."""
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame.f_globals.get('__name__') == hetero_conv.__name__:
+            edge_type = frame.f_locals.get('edge_type')
+            if edge_type is not None:
+                error.args = f'{error}, for edges {edge_type}', *error.args[1:]
+            return
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ._checks import what_is, why_not_layer
-from ._explain import explain, first_line
+from ._explain import explain, first_line, name_edge_type
 from ._explain_code import EXPLAINED
 from ._explain_options import naming_options
 from ._modules import EDGE_UPDATER, PROPAGATE, PYGS, note_propagate
@@ -163,6 +163,7 @@ class FusedLayer(FusedModule, Mixin):
                 self.__dict__['_last_error'] = first_line(found or error)
             if found is None:
                 raise
+            name_edge_type(found)
             raise found from error
         if self._last_error is not None:
             del self._last_error

@@ -1789,3 +1789,14 @@ def test_edge_updater_without_its_method() -> None:
     data = small_graph(torch.device('cpu'))
     with pytest.raises(NotImplementedError, match="^'edge_updater' needs a method 'edge_update'"):
         accelerate(WithoutUpdate())(data.x, data.edge_index)
+
+
+def test_a_container_of_types_tells_of_which_edges(device: torch.device) -> None:
+    of_types = {('a', 'r', 'b'): pyg.SAGEConv((IN, IN), 4), ('b', 's', 'a'): pyg.SAGEConv(IN, 4)}
+    layer = accelerate(pyg.HeteroConv(of_types)).to(device)
+    x = {name: torch.randn(NODES, IN, device=device) for name in 'ab'}
+    edges = {kind: torch.randint(NODES, (2, 30), device=device) for kind in of_types}
+    edges['b', 's', 'a'] = edges['b', 's', 'a'].float()
+    text = r"'edge_index' must hold integers, .*, for edges \('b', 's', 'a'\)"
+    with pytest.raises(TypeError, match=text):
+        layer(x, edges)
