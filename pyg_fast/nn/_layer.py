@@ -161,9 +161,10 @@ class FusedLayer(FusedModule, Mixin):
             ends = type(error).__module__ == torch.utils.checkpoint.__name__
             if '(strict=True)' not in str(error) and not ends:  # The former is the report.
                 self.__dict__['_last_error'] = first_line(found or error)
+            if found is not None or str(error).startswith("'"):  # Else it is not ours.
+                name_edge_type(found or error)
             if found is None:
                 raise
-            name_edge_type(found)
             raise found from error
         if self._last_error is not None:
             del self._last_error
