@@ -161,8 +161,8 @@ class FusedLayer(FusedModule, Mixin):
             ends = type(error).__module__ == torch.utils.checkpoint.__name__
             if '(strict=True)' not in str(error) and not ends:  # The former is the report.
                 self.__dict__['_last_error'] = first_line(found or error)
-            if found is not None or str(error).startswith("'"):  # Else it is not ours.
-                name_edge_type(found or error)
+            if not isinstance(error, KeyError) and str(found or error).startswith("'"):
+                name_edge_type(found or error)  # Others are not ours.
             if found is None:
                 raise
             raise found from error
