@@ -18,6 +18,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.nn import GINConv, GINEConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
 
+from .._alike import did_you_mean
 from ..errors import DeviceError, DtypeError, OptionError, ShapeError
 from ..message._fallback import users_class
 from ..ops._edges import check_edge_index, is_stream_capturing
@@ -107,7 +108,7 @@ def explain(
         try:
             given = signature.bind(conv, *args, **kwargs).arguments
         except TypeError:
-            return _raised(_check_data, signature, args)
+            return _raised(_check_data, signature, args) or _unknown_keyword(text, signature)
         if isinstance(conv, MessagePassing):
             found = _raised(_check_first, conv, given, error)
             if found is not None:
@@ -280,6 +281,13 @@ def _check_by_text(conv: Any, given: Mapping[str, object], error: Exception) -> 
     check_rows_of_nodes(tensors, error)
     check_dimensions(conv, tensors, error)
     check_linear_by_text(conv, given, tensors, error)
+
+
+def _unknown_keyword(text: str, signature: inspect.Signature) -> TypeError | None:
+    """An error that asks for the argument that a misspelt one may mean."""
+    found = re.search(r"got an unexpected keyword argument '(\w+)'$", text)
+    alike = '' if found is None else did_you_mean(found[1], list(signature.parameters)[1:])
+    return TypeError(f'{text}{alike}') if alike else None
 
 
 def _check_data(signature: inspect.Signature, args: tuple) -> None:

@@ -1800,3 +1800,11 @@ def test_a_container_of_types_tells_of_which_edges(device: torch.device) -> None
     text = r"'edge_index' must hold integers, .*, for edges \('b', 's', 'a'\)"
     with pytest.raises(TypeError, match=text):
         layer(x, edges)
+
+
+def test_an_argument_of_a_call_that_is_misspelt(device: torch.device) -> None:
+    layer, data = accelerate(pyg.GCNConv(IN, 4)).to(device), small_graph(device)
+    with pytest.raises(TypeError, match="argument 'edge_weights'; did you mean 'edge_weight'"):
+        layer(data.x, data.edge_index, edge_weights=torch.ones(1))
+    with pytest.raises(TypeError, match="argument 'foo'$"):
+        layer(data.x, data.edge_index, foo=1)
