@@ -15,7 +15,7 @@ from torch_geometric.utils import is_sparse
 from ..ops._checks import check_has_values
 from ._levels import EDGES, GRAPHS, Ints, Levels
 from ._place import Place
-from ._selection import Attributes, DeviceRows, Selection
+from ._selection import DeviceRows, RowSources, Selection
 
 #: What PyG keeps of an attribute to take a graph out of a batch: a tensor, or dictionaries and
 #: lists of them.
@@ -345,7 +345,7 @@ class Column:
         return torch.cat(self._values, dim)  # type: ignore[arg-type]
 
     def collate(
-        self, levels: Levels, place: Place, order: Order | None, into: Attributes
+        self, levels: Levels, place: Place, order: Order | None, into: RowSources
     ) -> Attribute:
         """Joins the values of all graphs."""
         parts = {
@@ -361,7 +361,7 @@ class Column:
         return self._collate_tensors(levels, place, order, into)
 
     def _collate_tensors(
-        self, levels: Levels, place: Place, order: Order | None, into: Attributes
+        self, levels: Levels, place: Place, order: Order | None, into: RowSources
     ) -> TensorAttribute:
         (dim,) = self._dims
         assert isinstance(dim, int)

@@ -22,7 +22,7 @@ from ._edges import GraphEdges, add_ring
 from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding
 from ._place import Place
 from ._read_graphs import with_bar
-from ._selection import Attributes, DeviceRows, Selection
+from ._selection import DeviceRows, RowSources, Selection
 from ._send import send
 
 _log = logging.getLogger('pyg_fast')
@@ -73,11 +73,11 @@ class Collated:
         elif edge_index is not None and sort:
             edges = GraphEdges(edge_index, self.levels, place)
             order = Order(self.levels, edges.perm)
-        self._tensors = Attributes()
+        self._sources = RowSources()
         self._attributes: dict[str, Attribute | None] = {
             key: None if key == 'num_nodes' else
             edges if key == 'edge_index' and edges is not None else
-            column.collate(self.levels, place, order, self._tensors)
+            column.collate(self.levels, place, order, self._sources)
             for key, column in columns.items()
         }  # fmt: skip
         self._edges = edges
@@ -123,7 +123,7 @@ class Collated:
         """
         values: dict[str, object] = {}
         owner = (NODES,) if self._has_batch else ()
-        batch.read(self._tensors, owner, tuple(_MASKS.values()) if masks else ())
+        batch.read(self._sources, owner, tuple(_MASKS.values()) if masks else ())
         for key, attribute in self._attributes.items():
             if attribute is None:
                 values[key] = batch.num_rows(NODES)

@@ -94,7 +94,7 @@ class Selection:
         return [self.ptr.copy(), self.start, *incs, *ring]
 
 
-class Attributes:
+class RowSources:
     """The attributes of a dataset whose rows an op takes for a batch, all at once."""
 
     def __init__(self) -> None:
@@ -157,13 +157,13 @@ class DeviceRows:
         return edges, rowptr
 
     def read(
-        self, attributes: Attributes, owner: Sequence[int] = (), are_real: Sequence[int] = ()
+        self, sources: RowSources, owner: Sequence[int] = (), are_real: Sequence[int] = ()
     ) -> None:
         """Makes the attributes of the batch, and for levels what :meth:`owner` and :meth:`are_real`
         return, by one operation."""
-        sizes, count = self.sizes, len(attributes.rows)
+        sizes, count = self.sizes, len(sources.rows)
         made = take_rows(
-            self.start, self.ptr, attributes.rows, attributes.levels, attributes.shifts, owner,
+            self.start, self.ptr, sources.rows, sources.levels, sources.shifts, owner,
             are_real, sizes.num_rows, sizes.num_real,
         )  # fmt: skip
         self._taken += made[:count]
@@ -187,4 +187,4 @@ class DeviceRows:
         return self._are_real[level]
 
 
-_NONE = Attributes()
+_NONE = RowSources()

@@ -511,8 +511,11 @@ class Passes:
         ats = [program.graft(message, o.at, places, joint=True) for o in plan.outputs]
         given = [output.dtype for output in plan.outputs]
         rounds = any(getattr(torch, dtype) != self.acc for dtype in given)
-        twice = cuda and keeps and (copies or rounds)
-        for dtypes in [given if cuda else ['acc'] * len(ats), *[['acc'] * len(ats)] * twice]:
+        before_rounding = ['acc'] * len(ats)
+        written = [given if cuda else before_rounding]
+        if cuda and keeps and (copies or rounds):
+            written.append(before_rounding)
+        for dtypes in written:
             outs += [Out(at, 'weighted', dtype) for at, dtype in zip(ats, dtypes, strict=True)]
         pass_ = Pass(program, tuple(outs), 'dst')
         with suppress(Refused):
