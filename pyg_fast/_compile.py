@@ -103,7 +103,7 @@ def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
         try:
             with quiet(OF_FAKE_TENSORS):  # The error says the same.
                 return run(*args, **kwargs)
-        except (RuntimeError, AssertionError) as error:
+        except Exception as error:
             if torch.compiler.is_compiling() or isinstance(error, _OF_COMPILERS):
                 raise
             try:
@@ -111,7 +111,8 @@ def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
             except torch.AcceleratorError:  # The GPU takes no more work.
                 pass
             except Exception as found:
-                raise found from error
+                if (type(found), str(found)) != (type(error), str(error)):
+                    raise found from error
             raise
 
     return forward

@@ -195,6 +195,13 @@ def check_pair(size: object, takes_weights: bool) -> None:
     )
 
 
+def refuse_weights(size: object) -> None:
+    """Raises for weights or features of edges in the place of a `size`, which PyG does not read
+    beside a prepared graph."""
+    if isinstance(size, Tensor) and size.numel() != 2:
+        check_pair(size, takes_weights=False)
+
+
 def check_nodes(conv: Any, x: object, edge_index: Tensor) -> None:
     """Raises for edges to or from nodes without features."""
     ends = x if isinstance(x, (tuple, list)) else (x, x)

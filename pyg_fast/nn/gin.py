@@ -12,6 +12,7 @@ from .._lazy import lazy
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ._aggregated import AggregatedInput
+from ._explain_size import refuse_weights
 from ._modules import part_of
 from ._reduce import Features, FusedReduce, Neighbours, plus, reduce, with_values
 
@@ -76,6 +77,7 @@ class FusedGINConv(FusedReduce, GINConv):
         """"""
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index)
+        refuse_weights(size)
         plain = self._few_edges(x, edge_index)
         if plain is not None:
             size = size if plain is edge_index else None  # PyG reads none beside an EdgeIndex.

@@ -47,7 +47,7 @@ from ._checks import (
 )
 from ._explain_edges import check_edge_rows
 from ._explain_names import warn_of_keywords, warn_of_methods
-from ._explain_size import check_size
+from ._explain_size import check_size, refuse_weights
 from ._explain_table import warn_of_columns
 from ._few import (
     is_pygs_own,
@@ -214,6 +214,7 @@ class FusedPropagate(FusedLayer):
             check_exported(edge_index)
             kwargs = _pairs_of(self, kwargs)
             return self._fused_pygs(edge_index, size, kwargs)
+        refuse_weights(size)
         is_first = note_inputs(self, edge_index, kwargs)
         if is_first:
             warn_of_keywords(self, size, kwargs, stacklevel=3)

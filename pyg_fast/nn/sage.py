@@ -13,6 +13,7 @@ from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import LinearAggregation, Plan, linear_product, reads_transpose
 from ..sparse.operator import SparseOperator
 from ._aggregated import AggregatedInput
+from ._explain_size import refuse_weights
 from ._layer import autocast_dtype
 from ._modules import is_plain_linear, part_of, weight_and_bias
 from ._reduce import Features, FusedReduce, Neighbours, reduce, source_of
@@ -77,6 +78,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
         """"""
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index)
+        refuse_weights(size)
         plain = self._few_edges(x, edge_index)
         if plain is not None:
             size = size if plain is edge_index else None  # PyG reads none beside an EdgeIndex.

@@ -26,6 +26,7 @@ from torch_geometric.nn import (
     GATConv,
     GCNConv,
     GENConv,
+    GINEConv,
     GraphConv,
     LEConv,
     LGConv,
@@ -804,6 +805,9 @@ def test_errors(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
             assert isinstance(caught.value.__cause__, torch._dynamo.exc.TorchRuntimeError)
         assert model(x, edges).shape == (20, 4)
         assert copy.deepcopy(model)(x, edges).shape == (20, 4)
+    layer = pyg_fast.compile(GINEConv(torch.nn.Linear(8, 4), edge_dim=2).to(device))
+    with pytest.raises(ValueError, match="'edge_attr' must be given to a layer with 'edge_dim'"):
+        layer(x, edges)
     # PyG's assertion has no text.
     layer = pyg_fast.compile(TransformerConv(8, 4, edge_dim=5).to(device))
     with pytest.raises(ValueError, match="'edge_attr' must be given to a layer with 'edge_dim'"):

@@ -1808,3 +1808,16 @@ def test_an_argument_of_a_call_that_is_misspelt(device: torch.device) -> None:
         layer(data.x, data.edge_index, edge_weights=torch.ones(1))
     with pytest.raises(TypeError, match="argument 'foo'$"):
         layer(data.x, data.edge_index, foo=1)
+
+
+@pytest.mark.parametrize('how', ['pyg', 'kernel'])
+def test_weights_of_edges_in_the_place_of_a_size(device: torch.device, how: str) -> None:
+    """PyG does not look at it beside an EdgeIndex."""
+    data = small_graph(device)
+    prepared, _ = prepare_edge_index(data.edge_index, (NODES, NODES))
+    weight = torch.rand(data.num_edges, device=device)
+    text = "'size' must be a pair .*, got Tensor: the layer takes no weights of edges"
+    for layer in (pyg.SAGEConv(IN, 4), pyg.GINConv(torch.nn.Linear(IN, 4))):
+        for edges in (data.edge_index, prepared):
+            with small_graphs(how), pytest.raises(ValueError, match=text):
+                accelerate(layer).to(device)(data.x, edges, weight)
