@@ -22,7 +22,7 @@ from ._small_tables import decompositions
 from .errors import OptionError
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
-from .message._quiet import OF_FAKE_TENSORS, quiet
+from .message._quiet import OF_FAKE_TENSORS, may_silence, silent
 from .nn.message_passing import FusedPropagate
 from .ops._numbers import check_flag
 
@@ -98,11 +98,13 @@ def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
     """Runs compiled code. Where that fails, the model runs once more in eager mode, whose errors
     name what does not fit: those of Dynamo and Inductor tell of what they have made of it."""
 
+    may_silence(OF_FAKE_TENSORS)
+
     @wraps(run)
     def forward(*args: P.args, **kwargs: P.kwargs) -> T:
+        before, silent.loggers = silent.loggers, OF_FAKE_TENSORS  # Errors say the same.
         try:
-            with quiet(OF_FAKE_TENSORS):  # The error says the same.
-                return run(*args, **kwargs)
+            return run(*args, **kwargs)
         except Exception as error:
             if torch.compiler.is_compiling() or isinstance(error, _OF_COMPILERS):
                 raise
@@ -114,6 +116,8 @@ def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
                 if (type(found), str(found)) != (type(error), str(error)):
                     raise found from error
             raise
+        finally:
+            silent.loggers = before
 
     return forward
 

@@ -1,5 +1,5 @@
-"""Silences what PyTorch logs and warns of messages that it cannot trace: PyG's code runs these, and
-raises the user's own error."""
+"""Silences what PyTorch logs and warns of what it cannot trace: PyG's code runs such messages, and
+raises the user's own error, as eager mode does for compiled models."""
 
 import logging
 import threading
@@ -16,11 +16,13 @@ _LOGGERS = (
 )  # fmt: skip
 
 
-class _State(threading.local):
-    loggers: tuple[str, ...] = ()  # that are silent
+class _Silent(threading.local):
+    """The loggers that are silent in a thread, of those that :func:`may_silence` was called for."""
+
+    loggers: tuple[str, ...] = ()
 
 
-_state = _State()
+silent = _Silent()
 
 
 class _Filter(logging.Filter):
@@ -28,22 +30,27 @@ class _Filter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         asked = logging.getLogger(record.name).getEffectiveLevel() < logging.WARNING
-        return asked or record.name not in _state.loggers or record.levelno < logging.WARNING
+        return asked or record.name not in silent.loggers or record.levelno < logging.WARNING
 
 
 _filter = _Filter()
 
 
-@contextmanager
-def quiet(loggers: tuple[str, ...] = _LOGGERS) -> Iterator[None]:
-    """Silences loggers in this thread, while it traces a message or what else may fail."""
+def may_silence(loggers: tuple[str, ...]) -> None:
+    """Makes loggers look at :data:`silent`."""
     for name in loggers:
         logging.getLogger(name).addFilter(_filter)  # Once: it is the same.
-    before, _state.loggers = _state.loggers, (*_state.loggers, *loggers)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences the log of this thread while it traces a message."""
+    may_silence(_LOGGERS)
+    before, silent.loggers = silent.loggers, _LOGGERS
     try:
         yield
     finally:
-        _state.loggers = before
+        silent.loggers = before
 
 
 @contextmanager
