@@ -12,8 +12,8 @@ SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
 SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
 LOST = (
-    'edges are sorted at each call, as forward makes a new list of them: what does so alike each '
-    'time, such as add_self_loops, belongs before ToCSR, on the data'
+    'edges are sorted at each call, as forward makes a new list of them: call what makes the same '
+    'list each time, such as add_self_loops, once on the data, before ToCSR'
 )
 EDGES = (
     "edge_update runs PyG's code, with a row for each edge: what message alone reads of it, such "

@@ -471,7 +471,7 @@ def test_report_hints_at_lists_that_forward_makes() -> None:
                     conv(x, edges)
         (report,) = pyg_fast.accelerate_report(again)
         assert (report.runs_on, report.sorts, report.remakes) == ('kernel', True, True)
-        assert 'add_self_loops, belongs before ToCSR' in report.cure
+        assert 'add_self_loops, once on the data, before ToCSR' in report.cure
         assert not pyg_fast.accelerate_report(pygs)[0].remakes
         assert pyg_fast.accelerate_report(once)[0].sorts == (edges is edge_index)
         once.known = None
