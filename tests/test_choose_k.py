@@ -12,6 +12,7 @@ from torch.nn import Dropout, Identity, Linear, Module
 from torch_geometric.data import Data
 
 from pyg_fast import choose_k
+from pyg_fast._choose_k import KChoice, KRow
 from pyg_fast.datasets import PlantedGraph
 from pyg_fast.nn import MaxK, MaxKGCNConv, MaxKGINConv, MaxKGNN, MaxKSAGEConv
 from pyg_fast.ops import maxk
@@ -182,3 +183,10 @@ def test_a_model_that_calls_maxk() -> None:
 
     choice = choose_k(train, DATA, candidates=[2], metric=lambda out, data: out, forward=forward)
     assert choice.k == 2
+
+
+@pytest.mark.parametrize(('seconds', 'gains'), [(0.9, True), (1.0, False)])
+def test_a_choice_tells_if_nothing_was_gained(seconds: float, gains: bool) -> None:
+    rows = [KRow(2, 0.8, 0.1, 3.0), KRow(4, 0.9, 0.0, seconds)]
+    assert ('MaxK gained no time here' in repr(KChoice(4, 0.9, 1.0, rows, Identity()))) != gains
+    assert 'gained' not in repr(KChoice(None, 0.9, 0.5, rows, Identity()))

@@ -67,9 +67,13 @@ class CapturedInference(Runs):
         Yields:
             tuple: The output for a batch, and the batch, both without padding.
         """
+        if not self._pads:
+            for given in self._given():
+                plain = self._without_padding(given)
+                yield self(plain), plain
+            return
         for batch in self.loader:
-            real = real_rows_of(batch)
-            yield self(batch), self._collated.cut(batch, real)
+            yield self(batch), self._without_padding(batch)
 
     def __call__(self, batch: Batch) -> Any:
         """Runs the model once.

@@ -205,7 +205,7 @@ def refuse_unknown(loader: type, kwargs: Mapping[str, object]) -> None:
     unknown = sorted(set(kwargs) - WITHOUT_EFFECT)
     if unknown:
         known = {*inspect.signature(loader).parameters, *WITHOUT_EFFECT}
-        alike = ''.join(did_you_mean(each, known) for each in unknown[:1])
+        alike = did_you_mean(unknown[0], known)
         raise TypeError(f'{loader.__name__} got unexpected arguments {unknown}{alike}')
 
 

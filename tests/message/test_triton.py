@@ -132,6 +132,20 @@ def recipes(name: str) -> Iterator[Recipe]:
         yield each.pass_.recipe(torch.float32)
 
 
+def test_a_result_in_two_types_is_summed_once() -> None:
+    """Of an attention, which writes it in its type, and as the backward pass reads it."""
+    passes = Passes(plan_of('Transformer, edges'))
+    once, twice = (passes.joint_pass(True, True, copies) for copies in (False, True))
+    assert once is not None
+    assert twice is not None
+    count = len(once.outs) - 1
+    assert [out.kind for out in twice.outs] == ['softmax', *['weighted'] * 2 * count]
+    texts = [each.recipe(torch.float32).source.text for each in (once, twice)]
+    assert texts[0].count(' * s0_0f + ') == texts[1].count(' * s0_0f + ') > 0
+    stores = [text.count('tl.store(out') - 1 for text in texts]  # without that of the softmax
+    assert stores[1] == 2 * stores[0]
+
+
 def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:
     """The assembly code of a kernel."""
     from triton.backends.compiler import GPUTarget

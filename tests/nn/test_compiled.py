@@ -817,12 +817,16 @@ def test_errors(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_errors_that_eager_mode_does_not_have(device: torch.device) -> None:
+    """The model does not run again for them."""
     x, edges, _ = graph_data(20, 50, device)
+    runs = []
 
     class Breaks(torch.nn.Module):
         def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            runs.append(x)
             torch._dynamo.graph_break()
             return x
 
     with pytest.raises(torch._dynamo.exc.Unsupported):
         pyg_fast.compile(Breaks(), fullgraph=True)(x, edges)
+    assert runs == []
