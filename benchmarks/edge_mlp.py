@@ -1,8 +1,9 @@
-"""Layers with an MLP of each edge, in training: beside PyG, eager and compiled.
+"""Layers with an MLP of each edge, in training and inference: beside PyG, eager and compiled.
 
 python -m benchmarks edge_mlp                            everything below
 python -m benchmarks edge_mlp --quick                    a minute or less
 python -m benchmarks edge_mlp --layers "two layers"      only some
+python -m benchmarks edge_mlp --modes forward            inference alone
 python -m benchmarks edge_mlp --precisions highest       products as exact as float32
 python -m benchmarks edge_mlp --hub 100000               so many edges end at one node
 python -m benchmarks edge_mlp --graphs Computers         in place of random edges
@@ -45,7 +46,8 @@ from .layers import (
 PRECISIONS = ('highest', 'high', 'bfloat16')
 # Allowed errors of the norms of results and gradients.
 TOLERANCES = {'highest': 1e-4, 'high': 3e-2, 'bfloat16': 1e-1}
-GAUSSIANS, CUTOFF = 50, 10.0
+GAUSSIANS = 50
+TITLES = {'step': 'A step', 'forward': 'Forward'}
 OURS_REDUCED = 'ours, torch.compile reduce-overhead'
 OURS = (PREPARED, PLAIN, OURS_COMPILED, OURS_REDUCED, OURS_CAPTURED)
 Inputs = tuple[Tensor, ...]
@@ -131,18 +133,21 @@ class Mesh(pyg.MessagePassing):
 
 class Kind(NamedTuple):
     """A layer, made of a number of channels; ``edges``: channels of an input of edges, 0 for those
-    of the nodes, ``has_pos``: whether it takes coordinates; ``divide``: of nodes and edges."""
+    of the nodes, ``has_pos``: whether it takes coordinates; ``divide``: of nodes and edges;
+    ``fixed``: whether the input of edges is data, without a gradient."""
 
     make: Callable[[int], nn.Module]
     edges: int | None = None
     has_pos: bool = False
     divide: tuple[float, float] = (1, 1)
+    fixed: bool = False
 
 
 KINDS = {
     'two layers': Kind(TwoLayers),
     'EdgeConv max': Kind(EdgeMax),
     'SchNet filter': Kind(ContinuousFilter, GAUSSIANS, divide=(5, 1.875)),
+    'SchNet fixed': Kind(ContinuousFilter, GAUSSIANS, divide=(5, 1.875), fixed=True),
     'EGNN': Kind(Equivariant, has_pos=True),
     'mesh': Kind(Mesh, 0, divide=(1, 2.5)),
 }
@@ -152,9 +157,10 @@ class Case:
     """A layer on a random graph: its inputs, and steps of all contenders."""
 
     def __init__(
-        self, kind: Kind, width: int, precision: str, bench: Bench, graph: _graphs.Graph | None,
+        self, kind: Kind, width: int, precision: str, mode: str, bench: Bench,
+        graph: _graphs.Graph | None,
     ) -> None:
-        args, self.precision = bench.args, precision
+        args, self.precision, self.mode = bench.args, precision, mode
         draw = torch.Generator().manual_seed(0)
         if graph is None:
             nodes, edges = (
@@ -175,11 +181,13 @@ class Case:
         if kind.edges is not None:
             x.append(normal(edges, kind.edges or width))
         self.x = [each.to(bench.device) for each in x]
+        self.needs = [not (kind.fixed and k == len(x) - 1) for k in range(len(x))]
         torch.manual_seed(0)
         self.layer = kind.make(width).to(bench.device)
 
     def step(self, name: str, dtype: torch.dtype | None = None) -> Callable[[], Inputs]:
-        """A step, which returns the outputs and the gradients of inputs and parameters."""
+        """The mode's function, which returns the outputs and, of a step, the gradients of inputs
+        and parameters."""
         if dtype is None:
             dtype = torch.bfloat16 if self.precision == 'bfloat16' else torch.float32
         layer: Any = copy.deepcopy(self.layer).to(dtype)
@@ -192,15 +200,22 @@ class Case:
         else:
             run = compiled(name, layer)
         # Own ones: a layer that keeps its output keeps their nodes of autograd, and their stream.
-        leaves = [x.to(dtype, copy=True).requires_grad_() for x in self.x]
-        wanted = [*leaves, *layer.parameters()]
+        leaves = [
+            x.to(dtype, copy=True).requires_grad_(need)
+            for x, need in zip(self.x, self.needs, strict=True)]
+        wanted = [*(x for x in leaves if x.requires_grad), *layer.parameters()]
+
+        @torch.no_grad()
+        def forward() -> Inputs:
+            return tuple(run(edge_index, *leaves))
 
         def step() -> Inputs:
             outs = run(edge_index, *leaves)
             grads = torch.autograd.grad(outs, wanted, [torch.ones_like(out) for out in outs])
             return (*(out.detach() for out in outs), *grads)
 
-        return captured(step) if name == OURS_CAPTURED else warm(step)
+        function = step if self.mode == 'step' else forward
+        return captured(function) if name == OURS_CAPTURED else warm(function)
 
     @functools.cached_property
     def expected(self) -> Inputs:
@@ -234,25 +249,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
         'edge-mlp', __doc__, argv, graphs=(), known_graphs=_graphs.NAMES,
         layers=_harness.names('layer', tuple(KINDS), tuple(KINDS)),
+        modes=_harness.names('mode', ('step', 'forward'), ('step', 'forward')),
         precisions=_harness.names('precision', PRECISIONS, PRECISIONS),
         widths=Option({'quick': (16,), 'cuda': (64, 128), 'cpu': (64,)}, _harness.integers),
         nodes=Option({'quick': 200, 'cuda': 100_000, 'cpu': 10_000}, int),
         edges=Option({'quick': 3_000, 'cuda': 1_500_000, 'cpu': 150_000}, int),
         hub=Option({'quick': 100, 'cuda': 0, 'cpu': 0}, int, 'edges that end at one node'),
         eager_only=Option(False), without_lists=Option(False), notes=[
-            'A step is forward and backward, wall time with Python. Ours: pyg_fast.accelerate of '
-            "the same layer, compared with PyG's in float64. SchNet: a fifth of the nodes, 1 / "
-            '1.875 of the edges; mesh: 1 / 2.5 of the edges. CUDA graph: the whole step; '
-            'reduce-overhead: those that torch.compile makes of its parts.'])
+            'A step is forward and backward, wall time with Python; forward: without gradients. '
+            "Ours: pyg_fast.accelerate of the same layer, compared with PyG's in float64. SchNet: "
+            'a fifth of the nodes, 1 / 1.875 of the edges; fixed: its Gaussians get no gradient; '
+            'mesh: 1 / 2.5 of the edges. CUDA graph: the whole step; reduce-overhead: those that '
+            'torch.compile makes of its parts.'])
     before = torch.get_float32_matmul_precision()
     for graph in bench.graphs() if bench.args.graphs else [None]:
         of_graph = '' if graph is None else f', {graph.name}'
-        cells = itertools.product(bench.args.precisions, bench.args.layers, bench.args.widths)
-        for precision, name, width in cells:
+        cells = itertools.product(
+            bench.args.modes, bench.args.precisions, bench.args.layers, bench.args.widths)
+        for mode, precision, name, width in cells:
             torch.set_float32_matmul_precision('high' if precision == 'high' else 'highest')
-            case = Case(KINDS[name], width, precision, bench, graph)
+            case = Case(KINDS[name], width, precision, mode, bench, graph)
             bench.measure(
-                f'A step, {precision}{of_graph}', name, width, case.contenders(bench.args),
+                f'{TITLES[mode]}, {precision}{of_graph}', name, width, case.contenders(bench.args),
                 label='channels', memory=True, pairs=[
                     (PLAIN, PYG), (OURS_COMPILED, COMPILED), (OURS_REDUCED, REDUCED),
                     (OURS_CAPTURED, REDUCED)])

@@ -76,10 +76,15 @@ def jit_function(text: str, name: str) -> Any:
     return scope[name]
 
 
+class _Metadata(Protocol):
+    shared: int  # bytes of shared memory of a program
+
+
 class CompiledKernel(Protocol):
     """A kernel of Triton."""
 
     n_spills: int  # numbers of a thread that its registers do not hold
+    metadata: '_Metadata'
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., object]: ...
 

@@ -30,6 +30,8 @@ _REGISTERS = 2**16
 # The shared memory of a program of compute capability 9.0, where there is no GPU, and the least of
 # all that have products of bfloat16.
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
+# That the system takes of it for each program.
+RESERVED = 2**10
 # The rows whose sums a product computes at once.
 _ROWS = 16
 
@@ -39,6 +41,8 @@ class Form(NamedTuple):
 
     warps: int
     per_processor: int  # programs
+    # With 2 a program reads what the next tile needs while it computes, into shared memory.
+    stages: int = 1
 
     @property
     def registers(self) -> int:
@@ -51,7 +55,7 @@ class TileSource(NamedTuple):
 
     text: str
     loads: tuple[Load, ...]  # the inputs, in the order of the parameters
-    forms: tuple[Form, ...]  # of which the first one runs whose registers hold its values
+    forms: tuple[Form, ...]  # of which the first one runs whose values fit on a multiprocessor
     factors: tuple[Factor, ...]
     pairs: dict[int, tuple[tuple[int, int], ...]]  # of factors, whose products a result adds up
     totals: dict[int, int]  # the first column of other sums over all edges, in a row of a program
@@ -128,8 +132,7 @@ class _Tiles(TileValues):
             *(f'c{width} = tl.arange(0, {width})[None, :]' for width in self.widths),
             *self.first,
             *begin,
-            # One stage: buffers for more tiles would take the memory of a second program.
-            'for t in tl.range(first_tile + pid, num_tiles, num_programs, num_stages=1):',
+            'for t in tl.range(first_tile + pid, num_tiles, num_programs, num_stages=STAGES):',
             *('    ' + line for line in [*edges, *self.lines]),
         ]
         reduced = [k for k, out in enumerate(self.outs) if out.kind not in ('edge', 'total')]
@@ -141,7 +144,7 @@ class _Tiles(TileValues):
             *(f'out{k}' for k in range(len(self.outs)) if k not in self.pairs),
             *(f'arg{k}' for k in extremes),
             *(f'part{k}' for k in reduced), *(f'parg{k}' for k in extremes), 'seed_at', *numbers,
-            'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr',
+            'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'STAGES: tl.constexpr',
             *(f'STEP_{name}: tl.constexpr' for (role, _), name in self.loads.items()
               if role in NODES),
         ]  # fmt: skip
@@ -181,11 +184,18 @@ class _Tiles(TileValues):
     def forms(self) -> tuple[Form, ...]:
         """How the kernel may run: more programs hide the latency of memory, fewer have more
         registers."""
-        most = shared_memory() // (self._shared_bytes() + 2**10)
+        most = shared_memory() // (self._shared_bytes() + RESERVED)
         if not self.has_breaks:
-            return (Form(4, max(1, min(2 if self._derives() else 3, most))),)
+            one = Form(4, max(1, min(2 if self._derives() else 3, most)))
+            return (one._replace(stages=2), one) if self._may_read_ahead() else (one,)
         wide = Form(8, 1)
         return (Form(4, 2), wide) if not self.is_wide and most >= 2 else (wide,)
+
+    def _may_read_ahead(self) -> bool:
+        """Whether Triton may read what the next tile needs: not what this one stores, nor around
+        another loop, as sums by row have."""
+        kinds = {out.kind for out in self.outs}
+        return kinds <= {'edge', 'total'} and 'tl.debug_barrier()' not in self.lines
 
     def _edges(self) -> tuple[list[str], list[str]]:
         """What is read of the edges of the first tile, before the loop, and what the loop begins
@@ -316,7 +326,7 @@ class _Tiles(TileValues):
             f'for first in range(0, num_ranks, {_ROWS}):',
             f'    ranks = first + tl.arange(0, {_ROWS})',
             f'    sums = selected(ranks[:, None] == rank[None, :], {parts})',
-            '    if tl.max(tl.max((sums != sums).to(tl.int32), axis=1), axis=0) > 0:',
+            '    if tl.max((sums != sums).to(tl.int32)) > 0:',
             f'        for n in range({_ROWS}):',
             f'            one = {sum_text(alone, 0)}',
             '            sums = tl.where((ranks == first + n)[:, None], one, sums)',

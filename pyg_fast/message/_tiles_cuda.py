@@ -15,7 +15,7 @@ from . import _cuda
 from ._ir import NODES, Inputs
 from ._tile_texts import EDGES, PLAN, combine_text
 from ._tile_values import Factor
-from ._tiles import Form, TileSource
+from ._tiles import RESERVED, Form, TileSource, shared_memory
 
 if TYPE_CHECKING:
     from ._passes import Pass
@@ -70,7 +70,7 @@ def _launch_tiles(
     """Launches the kernel of the tiles, and those that combine what several tiles have of rows."""
     outs, seconds, parts, second_parts = buffers[:4]
     loads = [inputs[load] for load in source.loads]
-    step = _tiles_at_once(source.factors, num_tiles)
+    step = _tiles_at_once(source.factors, num_tiles, buffers.num_programs)
     factors = [
         torch.empty(
             buffers.num_programs * EDGES if each.is_local else min(step * EDGES, graph.num_edges),
@@ -91,9 +91,11 @@ def _launch_tiles(
         rank_of, place_of = _plan_tiles(graph, row_of, num_tiles)
     perm = graph.col if graph.perm is None else graph.perm
     sizes = graph.num_edges, graph.num_dst
-    constants = (graph.perm is not None, offset, *[x.stride(0) for x in nodes])
+    steps = [x.stride(0) for x in nodes]
     tensors = [row_of, graph.col, perm, rank_of, place_of, *tensors]
-    form = _choose_form(source, tensors, (*sizes, 0, num_tiles, 1), constants)
+    flags = graph.perm is not None, offset
+    form = _choose_form(source, tensors, (*sizes, 0, num_tiles, 1), flags, steps)
+    constants = _constants(flags, form, steps)
     most = min(buffers.num_programs, processors(graph.col.device) * form.per_processor)
     for first in range(0, num_tiles, step):
         end = min(first + step, num_tiles)
@@ -120,20 +122,31 @@ def _launch_tiles(
 
 def _choose_form(
     source: TileSource, tensors: list[Tensor], numbers: tuple[int, ...],
-    constants: tuple[object, ...],
+    flags: tuple[object, ...], steps: Sequence[int],
 ) -> Form:  # fmt: skip
-    """The first form whose registers hold the values of a tile, but for few; else the last one."""
+    """The first form whose registers hold the values of a tile, but for few, and whose programs fit
+    into shared memory; else the last one."""
     chosen, device = _chosen_forms(source.text), tensors[0].device
     if device not in chosen:
         *others, last = source.forms
-        chosen[device] = next((
-            form for form in others
-            if _cuda.compiled_kernel(
-                source.text, 'message_tiles', form.warps, tensors, numbers, constants,
-                form.registers,
-            ).n_spills <= _MOST_SPILLS
-        ), last)  # fmt: skip
+        for form in others:
+            kernel = _cuda.compiled_kernel(
+                source.text, 'message_tiles', form.warps, tensors, numbers,
+                _constants(flags, form, steps), form.registers,
+            )  # fmt: skip
+            shared = form.per_processor * (kernel.metadata.shared + RESERVED)
+            if kernel.n_spills <= _MOST_SPILLS and shared <= shared_memory() + RESERVED:
+                chosen[device] = form
+                break
+        else:
+            chosen[device] = last
     return chosen[device]
+
+
+def _constants(
+    flags: tuple[object, ...], form: Form, steps: Sequence[int]
+) -> tuple[object, ...]:  # fmt: skip
+    return (*flags, form.stages, *steps)
 
 
 @lru_cache(maxsize=1024)
@@ -142,14 +155,18 @@ def _chosen_forms(text: str) -> dict[torch.device, Form]:
     return {}
 
 
-def _tiles_at_once(factors: Sequence[Factor], num_tiles: int) -> int:
+def _tiles_at_once(factors: Sequence[Factor], num_tiles: int, num_programs: int) -> int:
     """The tiles of a launch: all, if it stores nothing for a product."""
     width = sum(
         each.stored * getattr(torch, each.dtype).itemsize for each in factors if not each.is_local
     )
     if width == 0:
         return num_tiles
-    return min(num_tiles, max(_LEAST_EDGES, min(_MOST_EDGES, _FACTOR_BYTES // width)) // EDGES)
+    most = max(_LEAST_EDGES, min(_MOST_EDGES, _FACTOR_BYTES // width)) // EDGES
+    # Whole rounds of all programs, as many in each launch: none waits for others at the end.
+    rounds, most_rounds = -(-num_tiles // num_programs), max(1, most // num_programs)
+    num_launches = -(-rounds // most_rounds)
+    return min(num_tiles, -(-rounds // num_launches) * num_programs)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:

@@ -19,6 +19,7 @@ from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
+from pyg_fast.message._tile_values import Factor
 from pyg_fast.nn import _few
 from tests._captures import captured
 from tests._compiled import Backend
@@ -177,8 +178,20 @@ def test_several_launches(x: Tensor, device: torch.device, monkeypatch: pytest.M
     """Gradients of matrices add up what each launch stored of its edges."""
     for name in ('_MOST_EDGES', '_LEAST_EDGES'):
         monkeypatch.setattr(_tiles_cuda, name, 128)
+    monkeypatch.setattr(_tiles_cuda, 'processors', lambda _: 1)
     torch.manual_seed(1)
     check(Two(16, 24, 20), [x, edges()], device)
+
+
+@pytest.mark.parametrize('num_tiles', [1, 263, 264, 265, 23_438, 2**20])
+def test_whole_rounds(num_tiles: int) -> None:
+    """Launches have as many rounds of all programs as each other, within the limit of factors."""
+    factors = [Factor(64, 64, 'float32', False)] * 4
+    step = _tiles_cuda._tiles_at_once(factors, num_tiles, 264)
+    assert step == num_tiles or (step % 264 == 0 and step * 64 <= 2**18)
+    launches = -(-num_tiles // step)
+    assert launches == -(-num_tiles // (15 * 264))
+    assert launches * step - num_tiles < launches * 264
 
 
 def test_joined_results(x: Tensor, device: torch.device) -> None:
@@ -724,22 +737,28 @@ def test_maps_of_edges_alone_are_kept_in_compiled_code(
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('spills', [48, 49])
-def test_fewer_warps_where_their_registers_suffice(
-    spills: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(('spills', 'shared', 'fits'), [
+    (48, 113, True), (49, 113, False), (48, 114, False),
+])  # fmt: skip
+def test_first_form_that_fits(
+    spills: int, shared: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two programs of a multiprocessor have 114 KiB each, of which the system takes one."""
     few, more = _tiles.Form(4, 2), _tiles.Form(8, 1)
-    source = _tiles.TileSource(f'# {spills}', (), (few, more), (), {}, {}, 0)
+    source = _tiles.TileSource(f'# {spills} {shared}', (), (few, more), (), {}, {}, 0)
     compiled = []
 
     def compile_form(text: str, name: str, num_warps: int, *args: Any) -> Any:
         compiled.append((num_warps, args[-1]))
-        return SimpleNamespace(n_spills=spills)
+        return SimpleNamespace(
+            n_spills=spills, metadata=SimpleNamespace(shared=shared * 2**10)
+        )  # fmt: skip
 
     monkeypatch.setattr(_tiles_cuda._cuda, 'compiled_kernel', compile_form)
+    monkeypatch.setattr(_tiles_cuda, 'shared_memory', lambda: 227 * 2**10)
     for _ in range(2):
-        chosen = _tiles_cuda._choose_form(source, [torch.ones(1)], (), ())
-        assert chosen == (few if spills == 48 else more)
+        chosen = _tiles_cuda._choose_form(source, [torch.ones(1)], (), (), ())
+        assert chosen == (few if fits else more)
     assert compiled == [(4, 255)]  # once
 
 
