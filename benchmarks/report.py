@@ -156,7 +156,8 @@ EDGE_MLPS = [
     Timed(title, 'edge-mlp', title, layers.PREPARED, layers.RIVALS,
           [layers.PLAIN, layers.OURS_COMPILED, edge_mlp.OURS_REDUCED, layers.OURS_CAPTURED],
           'channels')
-    for title in (*(f'A step, {precision}' for precision in edge_mlp.PRECISIONS),
+    for title in (*(f'{mode}, {precision}' for mode in edge_mlp.TITLES.values()
+                    for precision in edge_mlp.PRECISIONS),
                   *(f'A step, highest, {graph}' for graph in ('Computers', 'tolokers')))]
 COMPILED = [
     Timed(title, 'compiled', title, layers.PLAIN, compiled.RIVALS, width='channels')

@@ -26,20 +26,12 @@ def store_text(pointer: str, place: str, value: str, mask: str) -> str:
 # A block as a sum of three of bfloat16, of which a lesser part of what is not finite is 0; and the
 # product of sums of two parts, without that of both lesser ones.
 SPLITS = """@triton.jit
-def high_half(x):
-    bits = x.to(tl.uint32, bitcast=True)
-    half = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return half, (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def thirds(x):
-    a, wide = high_half(x)
-    rest = x - wide
+    a = x.to(tl.bfloat16)
+    rest = x - a.to(tl.float32)
     rest = tl.where(rest == rest, rest, 0.0)
-    b, wide = high_half(rest)
-    c, _ = high_half(rest - wide)
-    return a, b, c
+    b = rest.to(tl.bfloat16)
+    return a, b, (rest - b.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit

@@ -193,9 +193,12 @@ class _Tiles(TileValues):
 
     def _may_read_ahead(self) -> bool:
         """Whether Triton may read what the next tile needs: not what this one stores, nor around
-        another loop, as sums by row have."""
+        another loop, as sums by row have. It does not compile the smallest products so."""
         kinds = {out.kind for out in self.outs}
-        return kinds <= {'edge', 'total'} and 'tl.debug_barrier()' not in self.lines
+        shapes = [self.program[out.at].shape for out in self.outs if out.kind == 'total']
+        has_smallest = any([padded(n) for n in shape] == [MIN_BLOCK] * 2 for shape in shapes)
+        reads_own = 'tl.debug_barrier()' in self.lines
+        return kinds <= {'edge', 'total'} and not (has_smallest or reads_own)
 
     def _edges(self) -> tuple[list[str], list[str]]:
         """What is read of the edges of the first tile, before the loop, and what the loop begins
@@ -326,7 +329,7 @@ class _Tiles(TileValues):
             f'for first in range(0, num_ranks, {_ROWS}):',
             f'    ranks = first + tl.arange(0, {_ROWS})',
             f'    sums = selected(ranks[:, None] == rank[None, :], {parts})',
-            '    if tl.max((sums != sums).to(tl.int32)) > 0:',
+            '    if tl.max(tl.max((sums != sums).to(tl.int32), axis=1), axis=0) > 0:',
             f'        for n in range({_ROWS}):',
             f'            one = {sum_text(alone, 0)}',
             '            sums = tl.where((ranks == first + n)[:, None], one, sums)',

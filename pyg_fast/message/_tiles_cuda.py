@@ -128,12 +128,16 @@ def _choose_form(
     into shared memory; else the last one."""
     chosen, device = _chosen_forms(source.text), tensors[0].device
     if device not in chosen:
+        _cuda.check_not_capturing()
         *others, last = source.forms
         for form in others:
-            kernel = _cuda.compiled_kernel(
-                source.text, 'message_tiles', form.warps, tensors, numbers,
-                _constants(flags, form, steps), form.registers,
-            )  # fmt: skip
+            try:
+                kernel = _cuda.compiled_kernel(
+                    source.text, 'message_tiles', form.warps, tensors, numbers,
+                    _constants(flags, form, steps), form.registers,
+                )  # fmt: skip
+            except RuntimeError:  # Triton's passes fail on it.
+                continue
             shared = form.per_processor * (kernel.metadata.shared + RESERVED)
             if kernel.n_spills <= _MOST_SPILLS and shared <= shared_memory() + RESERVED:
                 chosen[device] = form

@@ -316,6 +316,8 @@ def test_edge_mlp(tmp_path: Path) -> None:
     assert [section['title'] for section in report['sections']] == [
         'A step, highest',
         'A step, bfloat16',
+        'Forward, highest',
+        'Forward, bfloat16',
     ]
     for section in report['sections']:
         assert [cell['graph'] for cell in section['cells']] == ['EGNN', 'mesh']

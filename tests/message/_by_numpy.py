@@ -25,9 +25,6 @@ class Block(np.ndarray):
     """A value of a program."""
 
     def to(self, dtype: Any, bitcast: bool = False) -> 'Block':
-        if bitcast and dtype == 'bfloat16':  # The high half of a float32.
-            assert self.dtype == np.uint16
-            return (self.astype(np.uint32) << 16).view(np.float32).view(Block)
         if dtype in HALF:  # Held as float32.
             rounded = torch.from_numpy(np.asarray(self, np.float32)).to(HALF[dtype])
             return rounded.float().numpy().view(Float16 if dtype == 'float16' else Block)
@@ -156,9 +153,7 @@ _program = 0
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 TL = SimpleNamespace(
     **{name: name for name in HALF},
-    **{name: np.dtype(name) for name in (
-        'int32', 'int64', 'uint16', 'uint32', 'float32', 'float64',
-    )},
+    **{name: np.dtype(name) for name in ('int32', 'int64', 'uint32', 'float32', 'float64')},
     int1=np.dtype(bool), constexpr=None, PropagateNan=SimpleNamespace(ALL=True),
     **{name: _elementwise(getattr(np, name)) for name in (
         'abs', 'ceil', 'cos', 'exp', 'exp2', 'floor', 'log', 'log2', 'sin', 'sqrt',

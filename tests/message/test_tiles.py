@@ -762,6 +762,39 @@ def test_first_form_that_fits(
     assert compiled == [(4, 255)]  # once
 
 
+def test_next_form_where_one_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = _tiles.Form(4, 2, 2), _tiles.Form(4, 2)
+
+    def compile_form(*args: Any) -> Any:
+        raise RuntimeError('PassManager::run failed')
+
+    source = _tiles.TileSource('# no form', (), forms, (), {}, {}, 0)
+    monkeypatch.setattr(_tiles_cuda._cuda, 'compiled_kernel', compile_form)
+    assert _tiles_cuda._choose_form(source, [torch.ones(1)], (), (), ()) == forms[1]
+
+
+@pytest.mark.parametrize(('hidden', 'out', 'stages'), [
+    (24, 20, [2, 1]), (12, 12, [1]), (100, 72, [1]),
+])  # fmt: skip
+def test_what_reads_ahead(
+    hidden: int, out: int, stages: list[int], x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backward pass reads ahead, but around the smallest products and what passes through memory;
+    a forward pass has loops of sums."""
+    found = []
+
+    def choose(source: Any, *args: Any) -> _tiles.Form:
+        found.append([form.stages for form in source.forms])
+        return source.forms[0]
+
+    with by_numpy(divide_rows):
+        monkeypatch.setattr(_tiles_cuda, '_choose_form', choose)
+        layer = pyg_fast.accelerate(Two(16, hidden, out))
+        layer(x.requires_grad_(), edges()).sum().backward()
+    assert {*found[0]} == {1}
+    assert found[1] == stages
+
+
 def test_mlps_of_few_edges(
     x: Tensor, monkeypatch: pytest.MonkeyPatch, limits: Callable[..., None]
 ) -> None:
