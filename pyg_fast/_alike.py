@@ -32,7 +32,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def naming_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """A function whose error about an option that it does not have tells which one is alike."""
+    """A function, or the `__init__` of a class, whose error about an option that it does not have
+    tells which one is alike."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -40,7 +41,7 @@ def naming_keywords(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            check_option(error, f'{function.__name__}()', known)
+            check_option(error, f'{function.__qualname__}()', known)
             raise
 
     return naming

@@ -22,7 +22,7 @@ from ._small_tables import decompositions
 from .errors import OptionError
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
-from .message._quiet import OF_FAKE_TENSORS, may_silence, silent
+from .message._quiet import OF_FAKE_TENSORS, ignore_own_caches, may_silence, silent
 from .nn.message_passing import FusedPropagate
 from .ops._numbers import check_flag
 
@@ -99,6 +99,7 @@ def _explaining(run: Callable[P, T], model: Module) -> Callable[P, T]:
     name what does not fit: those of Dynamo and Inductor tell of what they have made of it."""
 
     may_silence(OF_FAKE_TENSORS)
+    ignore_own_caches()
 
     @wraps(run)
     def forward(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -220,7 +219,6 @@ def are_few(num_edges: int, width: int, on_gpu: bool, kind: str) -> bool:
     return runs_pygs_code() and guard_or_false(num_edges * (width + more) < product)
 
 
-@lru_cache(maxsize=256)
 def reason_of(num_edges: int) -> str:
     """Why PyG's code runs."""
     return f'{num_edges} edges{TOO_FEW}'

@@ -42,6 +42,14 @@ def may_silence(loggers: tuple[str, ...]) -> None:
         logging.getLogger(name).addFilter(_filter)  # Once: it is the same.
 
 
+def ignore_own_caches() -> None:
+    """Drops what Dynamo warns of caches in this package, where it traces the frames of a call that
+    fails: nobody else can change them."""
+    warnings.filterwarnings(
+        'ignore', r'Dynamo detected a call to a `functools\.lru_cache`[\s\S]*pyg_fast'
+    )
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silences the log of this thread while it traces a message."""

@@ -39,6 +39,7 @@ from ._explain_features import (
     check_dicts,
     check_features,
     check_features_of_nodes,
+    check_given,
     check_like_parameters,
     columns_of,
     weight_of,
@@ -139,11 +140,23 @@ def name_edge_type(error: Exception) -> None:
         if frame.f_globals.get('__name__') == hetero_conv.__name__:
             edge_type = frame.f_locals.get('edge_type')
             if edge_type is not None:
-                error.args = f'{error}, for edges {edge_type}', *error.args[1:]
+                lacking = _lacking_types(edge_type, frame.f_locals.get('args_dict'))
+                error.args = f'{error}, for edges {edge_type}{lacking}', *error.args[1:]
             return
         if frame.f_back is None:
             return
         frame = frame.f_back
+
+
+def _lacking_types(edge_type: tuple[str, str, str], given: object) -> str:
+    """Which node types of edges a dictionary among the arguments of a call lacks, as text."""
+    ends = edge_type[0], edge_type[-1]
+    for one in given if isinstance(given, tuple) else ():
+        if isinstance(one, Mapping) and not any(isinstance(key, tuple) for key in one):
+            lacking = [repr(end) for end in dict.fromkeys(ends) if end not in one]
+            if lacking:
+                return f': no features of {" and ".join(lacking)} are given, but of {list(one)}'
+    return ''
 
 
 def first_line(error: Exception) -> str:
@@ -236,6 +249,8 @@ def _check_call(conv: Any, given: Mapping[str, object], signature: inspect.Signa
     if 'edge_type' in signature.parameters and hasattr(conv, 'num_relations'):
         check_edge_type(given.get('edge_type'), edge_index, conv.num_relations)
     check_dicts(conv, given)
+    if not is_own(conv):
+        check_given(given, signature)
     if isinstance(x, Tensor) and x.dim() > 2 and hasattr(conv, 'heads'):
         raise OptionError(
             "'x' must have shape [num_nodes, in_channels], since attention takes no several "

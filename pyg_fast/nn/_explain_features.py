@@ -118,6 +118,37 @@ def check_dicts(conv: Any, given: Mapping[str, object]) -> None:
                     f"'{name}[{key!r}]' must have {wanted} columns, as 'in_channels' of the layer "
                     f'says, got shape {list(value.shape)}'
                 )
+    features, edges = given.get('x_dict'), given.get('edge_index_dict')
+    if isinstance(features, Mapping) and isinstance(edges, Mapping):
+        _check_types(conv, features, edges)
+
+
+def _check_types(
+    conv: Any, features: Mapping[str, object], edges: Mapping[tuple[str, str, str], object]
+) -> None:
+    """Raises for edges of a type that a layer does not have, or between nodes without features."""
+    known = getattr(conv, 'edge_types_map', edges)
+    for edge_type in edges:
+        if edge_type not in known:
+            raise OptionError(
+                f"'edge_index_dict' must have edge types of the layer, {list(known)}, got "
+                f'{edge_type}'
+            )
+        for node_type in (edge_type[0], edge_type[-1]):
+            if node_type not in features:
+                raise OptionError(
+                    f"'x_dict' must have features of {node_type!r}, which edges {edge_type} read, "
+                    f'got those of {list(features)}'
+                )
+
+
+def check_given(given: Mapping[str, object], signature: inspect.Signature) -> None:
+    """Raises for an argument of None where a layer of PyG takes none."""
+    for name, value in given.items():
+        annotation = signature.parameters[name].annotation
+        kinds = get_args(annotation)
+        if value is None and kinds and type(None) not in kinds:
+            raise OptionError(f"'{name}' must be given, got None")
 
 
 def check_like_parameters(name: str, value: Tensor, weight: Tensor) -> None:

@@ -229,8 +229,9 @@ def check_rows_of_nodes(tensors: Mapping[str, Tensor], error: Exception) -> None
         return
     rows, wanted = map(int, found.groups())
     for name, value in {**tensors, **propagated(frames_of(error))}.items():
-        if isinstance(value, Tensor) and value.size(0) == rows:
-            raise ShapeError(
-                f"'{name}' must have a row for each of {wanted} nodes, as other features, "
-                f"'size' or a prepared graph say, got {list(value.shape)}"
-            )
+        for end in value if isinstance(value, tuple) else (value,):
+            if isinstance(end, Tensor) and end.size(0) == rows:
+                raise ShapeError(
+                    f"'{name}' must have a row for each of {wanted} nodes, as other features, "
+                    f"'size' or a prepared graph say, got {list(end.shape)}"
+                )

@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from .._alike import naming_keywords
 from ..graph import Graph, graph_of, set_group_sizes
 from ..ops._numbers import check_flag, check_number
 from ..ops.product import raw_product
@@ -113,6 +114,7 @@ class GroupSizes(BaseTransform):
         IndexError: As :class:`~pyg_fast.transforms.ToCSR`.
     """
 
+    @naming_keywords
     def __init__(
         self,
         strategy: str = 'regression',

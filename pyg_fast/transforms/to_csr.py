@@ -18,6 +18,7 @@ from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import EdgeType, TensorFrame
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from .._alike import naming_keywords
 from .._progress import LARGE, progress
 from ..graph import PreparedGraph, graph_of, prepare_edge_index
 from ..graph.csr import E_PERM, EDGE_ATTRS, perm_name, prepare_graph, set_perm_name
@@ -135,6 +136,7 @@ class ToCSR(BaseTransform):
 
     perm: str | None = E_PERM  # of a transform that an earlier version has saved
 
+    @naming_keywords
     def __init__(self, keep_edge_index: bool = True, perm: str | None = E_PERM) -> None:
         check_no_data('ToCSR()', keep_edge_index)
         check_flag('keep_edge_index', keep_edge_index)

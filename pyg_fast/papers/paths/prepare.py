@@ -7,6 +7,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from ..._alike import naming_keywords
 from ..._progress import LARGE, progress
 from ...ops._numbers import check_flag
 from ...transforms.group_sizes import STRATEGIES, GroupSizes
@@ -39,6 +40,7 @@ class Prepare(BaseTransform):
         TypeError, ValueError, IndexError: As these three transforms.
     """
 
+    @naming_keywords
     def __init__(
         self,
         num_layers: int,

@@ -4,6 +4,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from ..._alike import naming_keywords
 from ...ops._edges import check_edge_index
 from ...ops._numbers import check_flag, check_number
 from ...transforms.to_csr import check_no_data
@@ -79,6 +80,7 @@ class ExecutionPaths(BaseTransform):
         IndexError: If an index of :obj:`edge_index` is negative or too large.
     """
 
+    @naming_keywords
     def __init__(
         self,
         num_layers: int,

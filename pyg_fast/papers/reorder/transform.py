@@ -14,6 +14,7 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import SparseTensor
 
+from ..._alike import naming_keywords
 from ...graph.csr import E_PERM, perm_name
 from ...ops._edges import check_edge_index
 from ...sparse.to_csr import to_csr
@@ -90,6 +91,7 @@ class Reorder(BaseTransform):
             :obj:`inverse_index` from elsewhere.
     """
 
+    @naming_keywords
     def __init__(self, method: str = 'rabbit') -> None:
         check_no_data('Reorder()', method)
         if method not in _METHODS:
