@@ -165,15 +165,21 @@ _library.define(
 )
 
 
-def _forward_cpu(
-    q: Tensor, k: Tensor, v: Tensor, batch: Tensor | None, seed: Tensor | None, dropout_p: float,
-    scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if batch is not None and bool((batch[1:] < batch[:-1]).any()):
+def check_order_of_graphs(batch: Tensor) -> None:
+    """Raises unless the nodes of each graph stand side by side."""
+    if bool((batch[1:] < batch[:-1]).any()):
         raise ValueError(
             "'batch' must be in ascending order: sort the nodes by their graph, as "
             'torch_geometric.data.Batch does'
         )
+
+
+def _forward_cpu(
+    q: Tensor, k: Tensor, v: Tensor, batch: Tensor | None, seed: Tensor | None, dropout_p: float,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if batch is not None:
+        check_order_of_graphs(batch)
     if batch is not None and batch.size(0) > 0 and int(batch[0]) < 0:
         raise IndexError(f"'batch' must hold numbers of graphs from 0 on, got {int(batch[0])}")
     with torch.no_grad():

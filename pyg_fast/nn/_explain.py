@@ -140,7 +140,8 @@ def name_edge_type(error: Exception) -> None:
         if frame.f_globals.get('__name__') == hetero_conv.__name__:
             edge_type = frame.f_locals.get('edge_type')
             if edge_type is not None:
-                lacking = _lacking_types(edge_type, frame.f_locals.get('args_dict'))
+                given = frame.f_locals.get('args_dict') if 'NoneType' in str(error) else None
+                lacking = _lacking_types(edge_type, given)
                 error.args = f'{error}, for edges {edge_type}{lacking}', *error.args[1:]
             return
         if frame.f_back is None:

@@ -11,9 +11,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import GPSConv
 from torch_geometric.typing import Adj
 
-from ..attention._op import attend
+from ..attention._op import attend, check_order_of_graphs
 from ..attention._op import why_not as why_not_rows
-from ..errors import DtypeError, OptionError, ShapeError
+from ..errors import DtypeError, ShapeError
 from ..graph.small_graphs import runs_pygs_code
 from ..message._inputs import why_not as why_not_device
 from ._explain_code import EXPLAINED
@@ -191,8 +191,7 @@ def _explain_batch(x: object, channels: int, batch: object, error: Exception) ->
             f"'batch' must have shape {list(x.shape[:1])}, a number for each node, got "
             f'{list(batch.shape)}'
         ) from error
-    if bool((batch[1:] < batch[:-1]).any()):
-        raise OptionError(
-            "'batch' must have the nodes of a graph one after another, got numbers of graphs that "
-            'are not sorted: sort nodes and edges by them'
-        ) from error
+    try:
+        check_order_of_graphs(batch)
+    except ValueError as found:
+        raise found from error

@@ -1427,9 +1427,15 @@ def test_layer_names_types(device: torch.device, raises: Any) -> None:
         (x['a'], "'x_dict' must be a dictionary by node type, got Tensor: data.x_dict"),
         ({'a': x['a'].tolist()}, r"'x_dict\['a'\]' must be a tensor, got list"),
         ({'a': x['a'][:, 1:]}, r"'x_dict\['a'\]' must have 8 columns"),
+        ({'b': x['a']}, r"'x_dict' must have features of 'a', which edges \('a', 'to', 'a'\) read"),
     ):
         with raises((TypeError, ValueError), match=text):
             layer(x_dict, edge_index)
+    other = {('a', 'of', 'a'): edge_index[edges]}
+    with raises(
+        ValueError, match=r"must have edge types of the layer, .*, got \('a', 'of', 'a'\)$"
+    ):
+        layer(x, other)
     layer = accelerate(pyg.SAGEConv((8, 8), 4)).to(device)
     for pair in ((None, x['a']), (x['a'].tolist(), x['a'])):
         with raises(TypeError, match=rf"'x\[0\]' must be a tensor .* got {type(pair[0]).__name__}"):
@@ -1797,9 +1803,23 @@ def test_a_container_of_types_tells_of_which_edges(device: torch.device) -> None
     x = {name: torch.randn(NODES, IN, device=device) for name in 'ab'}
     edges = {kind: torch.randint(NODES, (2, 30), device=device) for kind in of_types}
     edges['b', 's', 'a'] = edges['b', 's', 'a'].float()
-    text = r"'edge_index' must hold integers, .*, for edges \('b', 's', 'a'\)"
+    text = r"'edge_index' must hold integers, .*, for edges \('b', 's', 'a'\)$"
     with pytest.raises(TypeError, match=text):
         layer(x, edges)
+    edges['b', 's', 'a'] = edges['a', 'r', 'b']
+    text = r"for edges \('b', 's', 'a'\): no features of 'b' are given, but of \['a', 'c'\]$"
+    with pytest.raises(TypeError, match=text):
+        layer({'a': x['a'], 'c': x['b']}, edges)
+
+
+def test_points_without_positions(device: torch.device) -> None:
+    data, pos = small_graph(device), torch.rand(NODES, 3, device=device)
+    layer = accelerate(pyg.PointNetConv(torch.nn.Linear(IN + 3, 4))).to(device)
+    with pytest.raises(ValueError, match="^'pos' must be given, got None"):
+        layer(data.x, None, data.edge_index)
+    layer = accelerate(pyg.PointTransformerConv(IN, 4)).to(device)
+    with pytest.raises(ValueError, match=f"^'pos' must have a row for each of {NODES} nodes"):
+        layer(data.x, pos[1:], data.edge_index)
 
 
 def test_an_argument_of_a_call_that_is_misspelt(device: torch.device) -> None:

@@ -939,6 +939,10 @@ def test_lean_errors_leave_the_list() -> None:
     assert data.edge_index is edges
     with pytest.raises(TypeError, match="'keep_edge_index' must be True or False"):
         ToCSR(keep_edge_index='no')  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"'keep_edge'; it has .*; did you mean 'keep_edge_index'\?"
+    ):
+        ToCSR(keep_edge=False)  # type: ignore[call-arg]
 
 
 def test_lean_batches() -> None:
