@@ -126,8 +126,8 @@ def _choose_form(
 ) -> Form:  # fmt: skip
     """The first form whose registers hold the values of a tile, but for few, and whose programs fit
     into shared memory; else the last one."""
-    chosen, device = _chosen_forms(source.text), tensors[0].device
-    if device not in chosen:
+    chosen, key = _chosen_forms(source.text), (tensors[0].device, flags)
+    if key not in chosen:
         _cuda.check_not_capturing()
         *others, last = source.forms
         for form in others:
@@ -140,11 +140,11 @@ def _choose_form(
                 continue
             shared = form.per_processor * (kernel.metadata.shared + RESERVED)
             if kernel.n_spills <= _MOST_SPILLS and shared <= shared_memory() + RESERVED:
-                chosen[device] = form
+                chosen[key] = form
                 break
         else:
-            chosen[device] = last
-    return chosen[device]
+            chosen[key] = last
+    return chosen[key]
 
 
 def _constants(
@@ -154,8 +154,8 @@ def _constants(
 
 
 @lru_cache(maxsize=1024)
-def _chosen_forms(text: str) -> dict[torch.device, Form]:
-    """The form of a source on each GPU."""
+def _chosen_forms(text: str) -> dict[tuple[torch.device, tuple[object, ...]], Form]:
+    """The form of a source on each GPU, by what else its code depends on."""
     return {}
 
 
