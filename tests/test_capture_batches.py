@@ -15,6 +15,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import (
     BatchNorm,
+    GATConv,
     GCNConv,
     GINEConv,
     GPSConv,
@@ -823,6 +824,35 @@ def test_compiled(
     counters = torch._dynamo.utils.counters
     assert counters['stats']['unique_graphs'] == 1
     assert not counters['graph_break']
+
+
+class Pooled(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.lin = conv, nn.Linear(4, 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        x = self.conv(batch.x, batch.edge_index)
+        return self.lin(global_mean_pool(x, batch.batch))
+
+
+@pytest.mark.parametrize('conv', [GCNConv, GATConv])
+def test_compiled_code_of_pyg(
+    conv: type[nn.Module], graphs: list[Data], device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Layers that nobody accelerated, whose loops of nodes break the graph."""
+    monkeypatch.setattr('pyg_fast._batches.runs.backend', 'aot_eager')
+
+    def mean_loss(out: Tensor, batch: Batch) -> Tensor:
+        return out.square().mean()
+
+    ours = Pooled(conv(graphs[0].x.size(1), 4)).double().to(device)
+    pygs = copy.deepcopy(ours)
+    step = pyg_fast.capture(ours, pad(graphs, device), sgd(ours), mean_loss, compile=True)
+    losses = list(step.epoch())
+    assert_close(losses, list(pygs_loop(pygs, DataLoader(graphs, SIZE), sgd(pygs), mean_loss)))
+    assert_same(ours, pygs)
 
 
 def test_compiled_gps(

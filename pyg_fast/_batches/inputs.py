@@ -35,12 +35,12 @@ class SizedIds(Tensor):
     """The graph of each row, or the first row of each graph, which knows its last and largest
     value: most layers ask for it, and would wait for a GPU."""
 
-    _last: int
+    _last: str  # A number might become a symbol, behind a graph break.
 
     @classmethod
     def of(cls, ids: Tensor, last: int) -> 'SizedIds':
         out = ids.as_subclass(cls)
-        out._last = last
+        out._last = str(last)
         return out
 
     @classmethod
@@ -52,7 +52,7 @@ class SizedIds(Tensor):
         if func is Tensor.__getitem__ and type(args[1]) is int and args[1] == -1:
             asks = True
         if asks and isinstance(args[0], SizedIds):
-            last = args[0]._last
+            last = int(args[0]._last)
             if not torch.compiler.is_compiling():
                 return torch.tensor(last)
             return Known(last) if _TRACES_SUBCLASSES else last

@@ -4,22 +4,26 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 from torch.nn import Module, UninitializedParameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 
 from .._compile import backend
+from ..graph.prepared_graph import list_of
 from ..graph.small_graphs import small_graphs
 from ..loader import GraphLoader
 from ..loader._levels import GRAPHS, NumReal
 from ..loader._selection import Draw
+from ..nn._layer import FusedModule
 from .check import Result, check_padding
 from .filling import Filling
 from .inputs import SizedIds, StaticBatch, num_real_of
@@ -43,6 +47,11 @@ _OPTIONS: dict[str, Any] = {
     'recompile_limit': 64, 'fail_on_recompile_limit_hit': True,
     'force_nn_module_property_static_shapes': False, 'trace_autograd_ops': False,
 }  # fmt: skip
+
+
+# A check of newer releases of torch, at the first call, takes no subclass of a tensor: behind a
+# graph break code has one among its inputs.
+_OPTIONS_OF_AOT = {'check_custom_op_aliasing': False}
 
 
 class Rows(NamedTuple):
@@ -302,20 +311,33 @@ def real_rows_of(batch: object) -> NumReal:
 def _compile(forward: Forward) -> Forward:
     """The forward, compiled. Code knows the number of graphs as a constant, which layers without a
     size ask for."""
-    known: dict[int, Forward] = {}
+    known: dict[int, tuple[Forward, bool]] = {}
 
     def call(model: Module, batch: Batch) -> Any:
         last = batch.graph_mask.size(0) - 1
         if last not in known:
             run = _with_sizes(forward, last)
-            known[last] = torch.compile(run, backend=backend, dynamic=_DYNAMIC)
+            has_kernels = any(isinstance(each, FusedModule) for each in model.modules())
+            known[last] = torch.compile(run, backend=backend, dynamic=_DYNAMIC), has_kernels
+        compiled, has_kernels = known[last]
         plain = copy.copy(batch)
         for name in ('batch', 'ptr'):
             plain[name] = batch[name].as_subclass(Tensor)
-        with torch._dynamo.config.patch(_OPTIONS):
-            return known[last](model, plain)
+        if not has_kernels:  # Compiled code of PyG takes no graphs.
+            for name, value in batch._store.items():
+                if isinstance(value, EdgeIndex):
+                    plain[name] = list_of(value)
+        with torch._dynamo.config.patch(_OPTIONS), _without_check():
+            return compiled(model, plain)
 
     return call
+
+
+def _without_check() -> AbstractContextManager[object]:
+    config = torch._functorch.config
+    if all(hasattr(config, name) for name in _OPTIONS_OF_AOT):
+        return config.patch(_OPTIONS_OF_AOT)
+    return nullcontext()
 
 
 def _with_sizes(forward: Forward, last: int) -> Forward:
