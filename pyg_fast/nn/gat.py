@@ -34,7 +34,7 @@ from ..ops.linear import linear, linears
 from ..sparse.graph import Graph
 from ._explain_edges import warn_of_missing_edges
 from ._explain_features import check_like_parameters
-from ._layer import Fused, entries, known_edges
+from ._layer import Fused, entries, in_int64, known_edges
 from ._marked import marked_sum
 from ._modules import is_plain_linear, part_of, weight_and_bias
 
@@ -397,16 +397,19 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             warn_of_missing_edges(self, edge_index, stacklevel=5)
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             kind = 'prepared message' if isinstance(edge_index, EdgeIndex) else 'message'
+            if (
+                not torch.compiler.is_compiling()  # where it would guard the number of edges
+                and has_few_edges(edge_index, self.heads * self.out_channels, kind)
+            ):
+                self._last_run = reason_of(edge_index.size(1))
+                if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
+                    edge_index = edge_index.as_tensor()
+                return super().forward(
+                    x, in_int64(edge_index), edge_attr, return_attention_weights
+                )
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr)
-                if (
-                    not torch.compiler.is_compiling()  # where it would guard the number of edges
-                    and has_few_edges(edge_index, self.heads * self.out_channels, kind)
-                ):
-                    self._fused_note(reason_of(edge_index.size(1)))
-                    if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
-                        edge_index = edge_index.as_tensor()
-                elif not return_attention_weights:
+                if not return_attention_weights:
                     out = self._with_edges(x, edge_index, edge_attr)
         elif not return_attention_weights and edge_attr is None:
             out = self._fused(x, edge_index)
