@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # is a number of edges up to which PyG's code runs, whether in training, on a GPU, and why.
 # `_columns` is the widest input, `_width` how wide that makes a message for the limits of few
 # edges, `_most_width` how wide it may be until its plan is known; `_of_mlp` says whether it is an
-# MLP, once `_width` counts what a kernel aggregates; `_work` is how much it computes on a CPU.
+# MLP, once `_width` counts what a kernel aggregates; `_work` is how much it computes on a CPU;
+# `_few_edges` is a number of edges that are few, and of which kind.
 # `_last_compiled` is what runs in compiled code, as `_last_run` in eager calls, of which
 # `_last_sorted` tells which edges the last one sorted, `_last_error` what it raised. `_learned` is
 # what the next call will take for `_width` and `_work`. Of prepared graphs: `_reads` says whether
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 # makes others of it, `_tells` whether a method reads what a list lacks.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_of_mlp', '_work',
+    '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_few_edges', '_of_mlp', '_work',
     '_in_memory', '_marks', '_taken', '_direct', '_last_compiled', '_last_sorted', '_last_error',
     '_reads', '_on_gpu', '_listed', '_makes_lists', '_learned', '_tells',
 )  # fmt: skip

@@ -49,7 +49,7 @@ def note_inputs(conv: MessagePassing, edge_index: object, kwargs: dict[str, obje
     on_gpu = isinstance(edge_index, Tensor) and edge_index.is_cuda
     if own.get('_on_gpu') is on_gpu:
         return False
-    for name in ('_most_width', '_of_mlp', '_work', '_learned'):
+    for name in ('_most_width', '_few_edges', '_of_mlp', '_work', '_learned'):
         own.pop(name, None)
     own['_on_gpu'], own['_columns'] = on_gpu, _width(conv.node_dim, kwargs)
     own['_width'] = _width_for_limits(conv, None, on_gpu)
@@ -76,11 +76,19 @@ def why_few(conv: MessagePassing, edge_index: Adj, kind: str) -> str | None:
     # What the last call has told counts in the next one, not where a checkpoint runs it again.
     if '_learned' in own and torch._C._current_graph_task_id() == -1:
         own['_width'], own['_work'] = own.pop('_learned')
+        own.pop('_few_edges', None)
+    if '_few_edges' in own and type(edge_index) is Tensor and edge_index.layout == torch.strided:
+        most, of_kind = own['_few_edges']
+        shape = edge_index.shape
+        fits = len(shape) == 2 and shape[0] == 2 and shape[1] <= most
+        if fits and kind == of_kind and runs_pygs_code():
+            return reason_of(shape[1])
     # Whether a message is an MLP is known once it was captured.
     is_known = '_fused_entry' in own and '_learned' not in own
     if has_few_edges(edge_index, own['_width'], kind) and (
         is_known or conv._fused_is_never() or not _may_be_wider(conv, edge_index, kind)
     ):
+        own['_few_edges'] = edge_index.size(1), kind  # So few are asked for at once.
         return reason_of(edge_index.size(1))
     if has_few_columns(edge_index, kind, own.get('_work')):
         return f'{own["_work"].columns} columns{TOO_FEW}'
