@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 # makes others of it, `_tells` whether a method reads what a list lacks.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_few_edges', '_of_mlp', '_work',
-    '_in_memory', '_marks', '_taken', '_direct', '_last_compiled', '_last_sorted', '_last_error',
-    '_reads', '_on_gpu', '_listed', '_makes_lists', '_learned', '_tells',
+    '_one_sum', '_maps_reason', '_columns', '_width', '_most_width', '_few_edges', '_of_mlp',
+    '_work', '_in_memory', '_marks', '_taken', '_direct', '_last_compiled', '_last_sorted',
+    '_last_error', '_reads', '_on_gpu', '_listed', '_makes_lists', '_learned', '_tells',
 )  # fmt: skip
 
 

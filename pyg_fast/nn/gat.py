@@ -404,9 +404,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
                 self._last_run = reason_of(edge_index.size(1))
                 if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
                     edge_index = edge_index.as_tensor()
-                return super().forward(
-                    x, in_int64(edge_index), edge_attr, return_attention_weights
-                )
+                return super().forward(x, in_int64(edge_index), edge_attr, return_attention_weights)
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr)
                 if not return_attention_weights:
