@@ -61,7 +61,8 @@ def compile(
         The compiled model.
 
     Raises:
-        TypeError: If :obj:`model` is not a module, or compiled already.
+        TypeError: If :obj:`model` is not a module, or compiled already, or :obj:`fullgraph` or
+            :obj:`dynamic` is no such value.
         ValueError: If there is no such :obj:`mode`.
 
     Example:
@@ -71,6 +72,9 @@ def compile(
     """
     if isinstance(model, OptimizedModule):
         raise TypeError("'model' must not be compiled already: call pyg_fast.compile on the module")
+    check_flag('fullgraph', fullgraph)
+    if dynamic is not None:
+        check_flag('dynamic', dynamic)
     _check_mode(mode)
     _check_options(options)
     model = accelerate(model)

@@ -317,8 +317,8 @@ def _check_options(
     check_bool('shuffle', shuffle)
     check_bool('drop_last', drop_last)
     check_choice('edge_order', edge_order, _EDGE_ORDERS)
-    if pad is not None:
-        check_choice('pad', pad, ('buckets',))
+    if pad not in (None, 'buckets'):
+        raise ValueError(f"'pad' must be 'buckets' or None, got {pad!r}")
 
 
 def _share(

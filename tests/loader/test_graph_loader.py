@@ -511,7 +511,7 @@ def test_wrong_arguments() -> None:
         GraphLoader([*graphs, PairData(x=torch.ones(1, 1))])
     with pytest.raises(ValueError, match="'edge_order' must be one of"):
         GraphLoader(graphs, edge_order='csr')
-    with pytest.raises(ValueError, match="'pad' must be one of"):
+    with pytest.raises(ValueError, match="'pad' must be 'buckets' or None"):
         GraphLoader(graphs, pad='yes')
     with pytest.raises(ValueError, match="'rank' and 'num_replicas' must be given together"):
         GraphLoader(graphs, rank=0)

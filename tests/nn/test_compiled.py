@@ -537,6 +537,9 @@ def test_wrong_arguments() -> None:
         pyg_fast.export(conv, (x,), edges)
     with pytest.raises(ValueError, match="'mode' must be one of .*'reduce-overhead'.*, got 'reduc"):
         pyg_fast.compile(conv, mode='reduce-overheads')
+    for name in ('dynamic', 'fullgraph'):
+        with pytest.raises(TypeError, match=f"'{name}' must be True or False, got str"):
+            pyg_fast.compile(conv, **{name: 'yes'})  # type: ignore[arg-type]
     for mode in ('default', 'max-autotune', None):
         pyg_fast.compile(conv, mode=mode)
     with pytest.raises(RuntimeError, match=r"'options' must hold options .*, got \['foo'\]"):
