@@ -32,6 +32,13 @@ class OptionError(ValueError, AssertionError, RuntimeError):
     :class:`AssertionError` or a :class:`RuntimeError`, as PyG's layers raise without text."""
 
 
+class TypesError(ValueError, KeyError):
+    """A type of nodes or edges that a dictionary or a layer does not have: also a
+    :class:`KeyError`, as PyG's layers raise for one."""
+
+    __str__ = Exception.__str__  # That of a KeyError quotes the text.
+
+
 class PaddingError(ValueError):
     """The padding of a batch changes the results of a layer, which a captured step must leave
     out."""
@@ -39,5 +46,5 @@ class PaddingError(ValueError):
 
 __all__ = [
     'DeviceError', 'DtypeError', 'EdgesError', 'IndicesError', 'OptionError', 'PaddingError',
-    'ShapeError',
+    'ShapeError', 'TypesError',
 ]  # fmt: skip

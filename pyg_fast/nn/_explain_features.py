@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 from torch_geometric.typing import SparseTensor
 
-from ..errors import DeviceError, DtypeError, OptionError, ShapeError
+from ..errors import DeviceError, DtypeError, OptionError, ShapeError, TypesError
 from ..ops.cbsr import CBSR
 from ._explain_call import as_parts, propagated, read_by
 from ._explain_code import frames_of
@@ -130,13 +130,13 @@ def _check_types(
     known = getattr(conv, 'edge_types_map', edges)
     for edge_type in edges:
         if edge_type not in known:
-            raise OptionError(
+            raise TypesError(
                 f"'edge_index_dict' must have edge types of the layer, {list(known)}, got "
                 f'{edge_type}'
             )
         for node_type in (edge_type[0], edge_type[-1]):
             if node_type not in features:
-                raise OptionError(
+                raise TypesError(
                     f"'x_dict' must have features of {node_type!r}, which edges {edge_type} read, "
                     f'got those of {list(features)}'
                 )
@@ -148,7 +148,7 @@ def check_given(given: Mapping[str, object], signature: inspect.Signature) -> No
         annotation = signature.parameters[name].annotation
         kinds = get_args(annotation)
         if value is None and kinds and type(None) not in kinds:
-            raise OptionError(f"'{name}' must be given, got None")
+            raise TypeError(f"'{name}' must be given, got None")
 
 
 def check_like_parameters(name: str, value: Tensor, weight: Tensor) -> None:

@@ -117,7 +117,6 @@ def test_errors_of_pyg(ran: list[bool]) -> None:
     wrong: list[Callable[[Any], Any]] = [
         lambda conv: conv(x, edges + N, w),
         lambda conv: conv(x, edges - 1, w),
-        lambda conv: conv((other, other), edges, w, size=(N, N)),
         lambda conv: conv(x, edges.float(), w),
         lambda conv: conv(x, edges[:1], w),
     ]
@@ -125,6 +124,8 @@ def test_errors_of_pyg(ran: list[bool]) -> None:
         assert error(lambda call=call: call(fast)) == error(lambda call=call: call(layer))
     with pytest.raises(RuntimeError, match='must have shape .* a row for each edge'):
         fast(x, edges, w[1:])
+    with pytest.raises(ValueError, match=f"'x' must have a row for each of {N} nodes"):
+        fast((other, other), edges, w, size=(N, N))
     with pytest.raises(AssertionError, match="'x' must be a tensor, or a pair .*, got 3 of them"):
         fast((other, x, x), edges, w)
     with pytest.raises(TypeError, match="'x' must be a tensor of features of nodes, got int"):

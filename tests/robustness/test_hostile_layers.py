@@ -1815,7 +1815,7 @@ def test_a_container_of_types_tells_of_which_edges(device: torch.device) -> None
 def test_points_without_positions(device: torch.device) -> None:
     data, pos = small_graph(device), torch.rand(NODES, 3, device=device)
     layer = accelerate(pyg.PointNetConv(torch.nn.Linear(IN + 3, 4))).to(device)
-    with pytest.raises(ValueError, match="^'pos' must be given, got None"):
+    with pytest.raises(TypeError, match="^'pos' must be given, got None"):
         layer(data.x, None, data.edge_index)
     layer = accelerate(pyg.PointTransformerConv(IN, 4)).to(device)
     with pytest.raises(ValueError, match=f"^'pos' must have a row for each of {NODES} nodes"):
