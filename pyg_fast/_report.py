@@ -10,7 +10,10 @@ from .message._cures import FAILS, cure_of
 PYGS = "PyG's code"
 SCRIPTED = 'compiled by TorchScript'
 PLAIN = 'not accelerated: pyg_fast.accelerate(model)'
-SORTS = 'edges are sorted at each call: prepare a graph that stays the same by ToCSR'
+SORTS = (
+    'edges are sorted at each call: prepare a graph that stays the same by ToCSR, batches of small '
+    'graphs by GraphLoader'
+)
 LOST = (
     'edges are sorted at each call, as forward makes a new list of them: call what makes the same '
     'list each time, such as add_self_loops, once on the data, before ToCSR'

@@ -389,7 +389,8 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
         'layer   class      runs on',
         'first   SAGEConv   kernel',
         '    what helps: edges are sorted at each call: prepare a graph that stays the same by '
-        'ToCSR',
+        'ToCSR, batches',
+        '        of small graphs by GraphLoader',
         "second  SAGEConv   PyG's code",
         '    why not a kernel: MedianAggregation has no kernel',
         "    what helps: aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once",
