@@ -51,7 +51,7 @@ _OPTIONS: dict[str, Any] = {
 
 # A check of newer releases of torch, at the first call, takes no subclass of a tensor: behind a
 # graph break code has one among its inputs.
-_OPTIONS_OF_AOT = {'check_custom_op_aliasing': False}
+_CHECK = 'check_custom_op_aliasing'
 
 
 class Rows(NamedTuple):
@@ -335,9 +335,7 @@ def _compile(forward: Forward) -> Forward:
 
 def _without_check() -> AbstractContextManager[object]:
     config = torch._functorch.config
-    if all(hasattr(config, name) for name in _OPTIONS_OF_AOT):
-        return config.patch(_OPTIONS_OF_AOT)
-    return nullcontext()
+    return config.patch({_CHECK: False}) if hasattr(config, _CHECK) else nullcontext()
 
 
 def _with_sizes(forward: Forward, last: int) -> Forward:

@@ -130,21 +130,26 @@ def _choose_form(
     if key not in chosen:
         _cuda.check_not_capturing()
         *others, last = source.forms
-        for form in others:
-            try:
-                kernel = _cuda.compiled_kernel(
-                    source.text, 'message_tiles', form.warps, tensors, numbers,
-                    _constants(flags, form, steps), form.registers,
-                )  # fmt: skip
-            except RuntimeError:  # Triton's passes fail on it.
-                continue
-            shared = form.per_processor * (kernel.metadata.shared + RESERVED)
-            if kernel.n_spills <= _MOST_SPILLS and shared <= shared_memory() + RESERVED:
-                chosen[key] = form
-                break
-        else:
-            chosen[key] = last
+        chosen[key] = next((
+            form for form in others
+            if _fits(source.text, form, tensors, numbers, _constants(flags, form, steps))
+        ), last)  # fmt: skip
     return chosen[key]
+
+
+def _fits(
+    text: str, form: Form, tensors: list[Tensor], numbers: tuple[int, ...],
+    constants: tuple[object, ...],
+) -> bool:  # fmt: skip
+    """Whether registers and shared memory hold what the programs of a form need."""
+    try:
+        kernel = _cuda.compiled_kernel(
+            text, 'message_tiles', form.warps, tensors, numbers, constants, form.registers
+        )
+    except RuntimeError:  # Triton's passes fail on it.
+        return False
+    shared = form.per_processor * (kernel.metadata.shared + RESERVED)
+    return kernel.n_spills <= _MOST_SPILLS and shared <= shared_memory() + RESERVED
 
 
 def _constants(

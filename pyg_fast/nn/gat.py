@@ -401,7 +401,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
                 not torch.compiler.is_compiling()  # where it would guard the number of edges
                 and has_few_edges(edge_index, self.heads * self.out_channels, kind)
             ):
-                self.__dict__['_last_run'] = reason_of(edge_index.size(1))
+                self._fused_note(reason_of(edge_index.size(1)))
                 if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
                     edge_index = edge_index.as_tensor()
                 return super().forward(x, in_int64(edge_index), edge_attr, return_attention_weights)

@@ -121,10 +121,11 @@ class FusedGPSConv(FusedModule, GPSConv):
     def _why_not(self, x: object, batch: object) -> str | None:
         """Why PyG's code must run for this call."""
         # First, since all else takes its share of the time of few nodes.
-        if batch is not None and isinstance(x, Tensor) and x.is_cpu:
-            is_eager = not torch.compiler.is_compiling()
-            if is_eager and x.size(0) < _FEW_NODES and runs_pygs_code():
-                return f'{x.size(0)} nodes are too few for a kernel to pay'
+        if (
+            batch is not None and isinstance(x, Tensor) and x.is_cpu and x.dim() == 2
+            and not torch.compiler.is_compiling() and x.size(0) < _FEW_NODES and runs_pygs_code()
+        ):  # fmt: skip
+            return f'{x.size(0)} nodes are too few for a kernel to pay'
         if _has_any_global_hook():
             return 'global module hooks'
         # The flag itself: in torch 2.11 `is_exporting()` is true in all compiled code.

@@ -3,6 +3,7 @@
 import configparser
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -817,6 +818,19 @@ def test_errors(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
         layer(x, edges)
     # Torch logs what it has tried.
     assert not [each for each in caplog.records if each.name == 'torch._subclasses.fake_tensor']
+
+
+def test_dynamo_does_not_warn_of_own_caches() -> None:
+    text = (
+        "Dynamo detected a call to a `functools.lru_cache`-wrapped function at 'a.py:1'.\n{}/a.py"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        pyg_fast.compile(SAGEConv(8, 4))
+        for folder in ('site-packages/pyg_fast/message', 'home/mine'):
+            warnings.warn(text.format(folder), stacklevel=1)
+    told = [str(each.message) for each in caught if 'lru_cache' in str(each.message)]
+    assert told == [text.format('home/mine')]
 
 
 def test_errors_that_eager_mode_does_not_have(device: torch.device) -> None:
