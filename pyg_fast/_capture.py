@@ -88,7 +88,8 @@ def capture(
             for loss in step.epoch():  # or: for batch in loader: loss = step(batch)
                 ...
 
-    There is one CUDA graph for each size of padded batches. A smaller last batch, and one above
+    On a CPU every call runs as usual, on batches without padding; the loader need not pad. On a GPU
+    there is one CUDA graph for each size of padded batches. A smaller last batch, and one above
     the largest size, runs as usual; :attr:`num_eager` counts them. A step computes
     :obj:`loss_fn(forward(model, batch), batch)` and updates the parameters; each batch is exactly
     one step. In :obj:`step.epoch()` such graphs also make the batches, which takes less time than a
@@ -116,7 +117,7 @@ def capture(
     Args:
         model (torch.nn.Module): The model.
         data (torch_geometric.data.Data or GraphLoader): The data, on the device of the model, or
-            the loader of batches, with :obj:`pad='buckets'`.
+            the loader of batches, on a GPU with :obj:`pad='buckets'`.
         optimizer (torch.optim.Optimizer, optional): The optimizer. For one graph on a GPU it must
             be one with :obj:`capturable=True`, or :obj:`torch.optim.SGD` with :obj:`fused=True`;
             its learning rate must be a tensor on the GPU, since a number would never change.
@@ -144,9 +145,9 @@ def capture(
             or indices, or a loss of PyTorch is given for batches.
         ValueError: If :obj:`data` has no :obj:`mask` or no :obj:`y`, or the mask selects no node,
             does not fit :obj:`y` or is given for batches; a loss is not one number; no parameter of
-            the model is the optimizer's; the loader does not pad; the model is a
-            :obj:`DataParallel` or has a batch norm that cannot leave out padding; or a CUDA graph
-            cannot hold the optimizer.
+            the model is the optimizer's; the loader does not pad, on a GPU or with :obj:`compile`;
+            the model is a :obj:`DataParallel` or has a batch norm that cannot leave out padding; or
+            a CUDA graph cannot hold the optimizer.
         IndexError: If the indices of :obj:`mask` name a node that :obj:`y` does not have.
         RuntimeError: When the step is captured, if it waits for the GPU or cannot be captured.
     """

@@ -516,18 +516,18 @@ def test_a_loss_of_nodes_uses_the_mask(graphs: list[Data], device: torch.device)
     st.sampled_from([0.1, None]), st.sampled_from([torch.float64, torch.bfloat16]), st.booleans(),
 )  # fmt: skip
 def test_batch_norm_of_real_rows(
-    count: int, padding: int, num_dims: int, affine: bool, tracks: bool, momentum: float | None,
-    dtype: torch.dtype, compiles: bool,
+    device: torch.device, count: int, padding: int, num_dims: int, affine: bool, tracks: bool,
+    momentum: float | None, dtype: torch.dtype, compiles: bool,
 ) -> None:  # fmt: skip
     cls = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d)[num_dims]
     options = {'affine': affine, 'track_running_stats': tracks, 'momentum': momentum}
-    norm = cls(3, **options).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    norm = cls(3, **options).to(device, torch.float64 if dtype == torch.float64 else torch.float32)
     twin = copy.deepcopy(norm)
-    x = torch.randn(count + padding, 3, *[2] * num_dims, dtype=dtype)
+    x = torch.randn(count + padding, 3, *[2] * num_dims, dtype=dtype, device=device)
     x[count:] = torch.tensor([float('nan'), float('inf')])[torch.randint(2, (padding,))].view(
         -1, *[1] * (x.dim() - 1)
     )
-    mask = torch.arange(count + padding) < count
+    mask = torch.arange(count + padding, device=device) < count
     others = Level(torch.zeros(99), torch.tensor(99))
     a, b = x[:count].clone().requires_grad_(), x.clone().requires_grad_()
     for training in (True, True, False):
@@ -552,6 +552,39 @@ def test_batch_norm_of_real_rows(
     assert type(twin) is cls
     torch.testing.assert_close(twin.state_dict(), norm.state_dict(), rtol=1e-5, atol=1e-5)
     assert not {'_masks', '_path', '_seen'} & set(twin.__dict__)
+
+
+def masked_norm(norm: nn.BatchNorm1d, x: Tensor, count: int) -> Tensor:
+    """A batch norm of the first rows."""
+    level = Level(torch.arange(len(x), device=x.device) >= count, torch.tensor(count).to(x.device))
+    others = Level(torch.zeros(99), torch.tensor(99))
+    with masked({norm: 'norm'}, Masks(others, level, others)):
+        return norm(x)[:count]
+
+
+def test_batch_norm_of_one_large_row(device: torch.device) -> None:
+    """Neither a large mean nor a row far from it, or many rows of padding, cost digits."""
+    x = torch.randn(4000, 3, dtype=torch.float64, device=device)
+    x[0, 0], x[:, 1] = 1e4, x[:, 1] + 1e2
+    x[1:, 2] = 0
+    norm = nn.BatchNorm1d(3, momentum=1.0).to(device)
+    wanted = nn.BatchNorm1d(3).to(device).double()(x[:3000]).float()
+    found = masked_norm(norm, x.float(), 3000)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm.running_var, x[:3000].float().var(0), rtol=1e-4, atol=0)
+
+
+def test_second_derivatives_of_a_masked_batch_norm(device: torch.device) -> None:
+    norm = nn.BatchNorm1d(2).to(device).double()
+    x = torch.randn(7, 2, dtype=torch.float64, device=device, requires_grad=True)
+    weights = torch.randn(5, 2, dtype=torch.float64, device=device)
+
+    def forces(out: Tensor) -> list[Tensor]:
+        (grad,) = torch.autograd.grad((out * weights).square().sum(), x, create_graph=True)
+        return list(torch.autograd.grad(grad.square().sum(), [x, norm.weight]))
+
+    wanted, found = forces(norm(x[:5])), forces(masked_norm(norm, x, 5))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_subclass_of_batch_norm_keeps_its_own_code(graphs: list[Data]) -> None:
@@ -897,16 +930,18 @@ def test_more_compiles_than_dynamo_allows(
     assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2 * len(step._slots) > 8
 
 
+@pytest.mark.parametrize('pads', [True, False])
 @pytest.mark.parametrize('how', ['epoch', 'batches'])
 def test_without_padding_on_a_cpu(
-    graphs: list[Data], how: str, monkeypatch: pytest.MonkeyPatch
+    graphs: list[Data], how: str, pads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step is that of PyG's loop, to the bit: nothing is recorded, so nothing is padded."""
+    """A step is that of PyG's loop, to the bit: nothing is recorded, so nothing is padded, and the
+    loader need not pad."""
     monkeypatch.setattr(Direct, 'pads', False)
     torch.manual_seed(0)
     ours = Model().double()
     pygs = copy.deepcopy(ours)
-    loader, optimizer = pad(graphs), sgd(ours)
+    loader, optimizer = pad(graphs) if pads else GraphLoader(graphs, SIZE), sgd(ours)
     step = pyg_fast.capture(ours, loader, optimizer, loss_fn)
     losses = list(step.epoch()) if how == 'epoch' else [step(batch) for batch in loader]
     other, wanted = sgd(pygs), []
@@ -923,3 +958,7 @@ def test_without_padding_on_a_cpu(
     evaluate = pyg_fast.capture_inference(ours, loader)
     for out, batch in evaluate.epoch():
         assert torch.equal(out, pygs.eval()(batch))
+        assert ('node_mask' in batch) == pads
+    if not pads:
+        with pytest.raises(ValueError, match='must pad its batches'):
+            pyg_fast.capture(ours, loader, optimizer, loss_fn, compile=True)

@@ -35,7 +35,7 @@ def capture_inference(
 
     Args:
         model (torch.nn.Module): The model.
-        loader (GraphLoader): The loader of the batches, with :obj:`pad='buckets'`.
+        loader (GraphLoader): The loader of the batches, on a GPU with :obj:`pad='buckets'`.
         forward (Callable, optional): The output, from :obj:`(model, batch)`. (default: :obj:`None`,
             :obj:`model(batch)`)
         compile (bool): Whether Inductor compiles :obj:`forward`. (default: :obj:`False`)
@@ -44,8 +44,8 @@ def capture_inference(
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If the loader does not pad, or the model has a batch norm that cannot leave
-            out padding.
+        ValueError: If the loader does not pad, on a GPU or with :obj:`compile`, or the model has a
+            batch norm that cannot leave out padding.
     """
     return CapturedInference(model, loader, forward=forward, compile=compile, check=check)
 
@@ -87,10 +87,11 @@ class CapturedInference(Runs):
         Raises:
             TypeError, ValueError, RuntimeError: As a captured training step.
         """
+        if not self._pads:
+            with torch.no_grad(), _evaluating(self.model):
+                return self._output(self._without_padding(batch), False)
         real = real_rows_of(batch)
         with torch.no_grad(), self._running(), _evaluating(self.model):
-            if not self._pads:
-                return self._output(self._without_padding(batch), False)
             self._renew()
             slot = self._find(batch, real)
             if slot is None:

@@ -21,6 +21,7 @@ from .._compile import backend
 from ..graph.prepared_graph import list_of
 from ..graph.small_graphs import small_graphs
 from ..loader import GraphLoader
+from ..loader._collated import Collated
 from ..loader._levels import GRAPHS, NumReal
 from ..loader._selection import Draw
 from ..nn._layer import FusedModule
@@ -88,13 +89,14 @@ class Runs:
         check: bool, state: State,
     ) -> None:  # fmt: skip
         _check_arguments(model, loader, forward, compile, check)
-        assert loader._collated is not None
         self.model, self.loader, self._state = model, loader, state
-        self._collated, self._device = loader._collated, loader._collated.device
-        self._check_device()
+        self._joined, self._device = loader._collated, _device_of(loader)
         self._recorder: Recorder = recorder_of(self._device)
         self._forward, self._checks = forward or _call, check
         self._compiled = _compile(self._forward) if compile else None
+        if self._pads:
+            _check_pads(loader)
+        self._check_device()
         #: The number of batches that ran without padding.
         self.num_eager = 0
         self._num_renewed = 0  # times without a replay between them
@@ -127,16 +129,20 @@ class Runs:
         """What the loader gives in an epoch: only the graphs of each batch, if it can be made in
         the memory of its size."""
         loader = self.loader
-        is_its_own = type(loader).__iter__ is GraphLoader.__iter__
-        if is_its_own and loader._collated is self._collated and self._collated.is_on_device:
+        joined, is_its_own = self._joined, type(loader).__iter__ is GraphLoader.__iter__
+        if is_its_own and joined is not None and loader._collated is joined and joined.is_on_device:
             return loader._draw()
         return iter(loader)
+
+    @property
+    def _collated(self) -> Collated:
+        """The graphs of a loader that pads."""
+        assert self._joined is not None
+        return self._joined
 
     def _load(self, given: Batch | Draw) -> tuple[Batch | None, Slot | None]:
         """The size of a batch, whose inputs hold it then; None: the batch must run as it is.
         Without a batch, it was made in the inputs, and the step of its size is recorded."""
-        if not self._pads:
-            return self._without_padding(given), None
         if isinstance(given, Draw):
             slot = self._fill(given)
             if slot is not None:
@@ -152,9 +158,11 @@ class Runs:
     def _without_padding(self, given: Batch | Draw) -> Batch:
         """The batch with its own sizes."""
         if isinstance(given, Draw):
-            return self._collated.make_batch(given.ids, None, masks=True)
-        real = real_rows_of(given)
-        return given if real.graphs == given.num_graphs else self._collated.cut(given, real)
+            return self._collated.make_batch(given.ids, None, masks=self.loader.pad is not None)
+        real = num_real_of(given)
+        if real is None or real.graphs == given.num_graphs:
+            return given
+        return self._collated.cut(given, real)
 
     def _fill(self, draw: Draw) -> Slot | None:
         """The size of the batch of some graphs, which was made in its inputs; None: it must be made
@@ -377,6 +385,26 @@ def check_one_device(model: Module) -> None:
         )
 
 
+def _device_of(loader: GraphLoader) -> torch.device:
+    """The device of the batches."""
+    if loader._collated is not None:
+        return loader._collated.device
+    return loader.device or torch.device('cpu')
+
+
+def _check_pads(loader: GraphLoader) -> None:
+    """Raises unless the batches of a loader have few sizes."""
+    if loader.pad is None or loader._collated is None:
+        raise ValueError("'loader' must pad its batches: make it with pad='buckets'")
+    others = loader._collated.list_own_rows()
+    if others:
+        raise ValueError(
+            f"'loader' must give attributes with a row for each node, edge or graph, but "
+            f'{others[0]!r} has others, whose number is never the same: pass '
+            f'exclude_keys={others} to the loader'
+        )
+
+
 def _check_arguments(
     model: object, loader: object, forward: object, compile: object, check: object
 ) -> None:
@@ -393,15 +421,6 @@ def _check_arguments(
         raise ValueError("'model' must not have lazy layers without parameters: call it once")
     if not isinstance(loader, GraphLoader):
         raise TypeError(f"'loader' must be a GraphLoader, got {type(loader).__name__}")
-    if loader.pad is None or loader._collated is None:
-        raise ValueError("'loader' must pad its batches: make it with pad='buckets'")
-    others = loader._collated.list_own_rows()
-    if others:
-        raise ValueError(
-            f"'loader' must give attributes with a row for each node, edge or graph, but "
-            f'{others[0]!r} has others, whose number is never the same: pass '
-            f'exclude_keys={others} to the loader'
-        )
     if forward is None:
         _check_takes_batch(model)
     if forward is not None and not callable(forward):

@@ -75,10 +75,13 @@ class CapturedBatchStep(Runs):
                 first one of its size.
             RuntimeError: If the step waits for the GPU or cannot be captured.
         """
-        real_rows_of(batch)
+        if self._pads:
+            real_rows_of(batch)
         return self._run(batch)
 
     def _run(self, given: Batch | Draw) -> Tensor:
+        if not self._pads:
+            return self._run_as_usual(self._without_padding(given))
         with self._running():
             self._renew()
             batch, slot = self._load(given)
@@ -92,10 +95,21 @@ class CapturedBatchStep(Runs):
             self._note_state()
             return loss
 
+    def _run_as_usual(self, batch: Batch) -> Tensor:
+        """A step as a loop writes it."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        loss = self._loss(self._output(batch, False), batch, False)
+        check_requires_grad(loss)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if self._update is not None:
+            self._update.step()
+        return loss.detach()
+
     def _step(self, slot: Slot | None, batch: Batch | None) -> Tensor:
         if slot is None:
             assert batch is not None
-            self.num_eager += self._pads
+            self.num_eager += 1
             return self._train(batch, None)
         if slot.replay is None:
             assert batch is not None

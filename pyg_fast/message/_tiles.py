@@ -192,13 +192,11 @@ class _Tiles(TileValues):
         return (Form(4, 2), wide) if not self.is_wide and most >= 2 else (wide,)
 
     def _may_read_ahead(self) -> bool:
-        """Whether Triton may read what the next tile needs: not what this one stores, nor around
-        another loop, as sums by row have. It does not compile the smallest products so."""
-        kinds = {out.kind for out in self.outs}
+        """Whether Triton may read what the next tile needs: not what this one stores. It does not
+        compile the smallest products so."""
         shapes = [self.program[out.at].shape for out in self.outs if out.kind == 'total']
         has_smallest = any([padded(n) for n in shape] == [MIN_BLOCK] * 2 for shape in shapes)
-        reads_own = 'tl.debug_barrier()' in self.lines
-        return kinds <= {'edge', 'total'} and not (has_smallest or reads_own)
+        return not (has_smallest or 'tl.debug_barrier()' in self.lines)
 
     def _edges(self) -> tuple[list[str], list[str]]:
         """What is read of the edges of the first tile, before the loop, and what the loop begins
@@ -324,7 +322,7 @@ class _Tiles(TileValues):
         self.lines.append(f'{name} = {self._of_edges(block, width)}')
         parts = ', '.join(self._split(name))
         alone = f'tl.where((rank == first + n)[:, None], {name}, 0.0)'
-        self.lines += [
+        rows = [
             'to = first_to',
             f'for first in range(0, num_ranks, {_ROWS}):',
             f'    ranks = first + tl.arange(0, {_ROWS})',
@@ -348,6 +346,9 @@ class _Tiles(TileValues):
             f'    ranks += {_ROWS}',
             f'    to = tl.load(place_of + (t * {EDGES} + ranks), ranks < num_ranks, -1)',
         ]
+        # Triton does not read ahead in a loop over tiles that has another one in it, but for one
+        # under a condition.
+        self.lines += ['if num_ranks > 0:', *('    ' + line for line in rows)]
 
     def _add_extreme(self, part: '_Part', kind: str, block: TileValue) -> None:
         """The largest or smallest number of each row: its last edge in the tile gets the result of
