@@ -213,34 +213,68 @@ const char* run_without_perm(ToCsr& p, void* scratch, int64_t* record, cudaStrea
   return run_columns(p, scratch, stream);
 }
 
-// The number of row pointers from `low` on that are at most e, and so the row of e plus one.
+// The inclusive prefix sum over the threads of a warp.
+__device__ inline int sum_so_far(int v) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset <<= 1) {
+    const int other = __shfl_up_sync(kWarpMask, v, offset);
+    if (lane >= offset) v += other;
+  }
+  return v;
+}
+
+// The number of row pointers among the first `high` that are at most e, and so the row of e plus one. The
+// threads of a warp look at as many places at once.
 template <typename I>
-__device__ inline int64_t rows_until(const I* rowptr, int64_t low, int64_t high, int64_t e) {
+__device__ inline int64_t rows_until(const I* rowptr, int64_t high, int64_t e) {
+  const int lane = threadIdx.x & 31;
+  int64_t low = 0;
   while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (static_cast<int64_t>(rowptr[middle]) <= e) low = middle + 1;
-    else high = middle;
+    const int64_t share = (high - low + 31) / 32, last = low + (lane + 1) * share - 1;
+    const bool is_below = last < high && static_cast<int64_t>(rowptr[last]) <= e;
+    low += __popc(__ballot_sync(kWarpMask, is_below)) * share;
+    high = low + share - 1 < high ? low + share - 1 : high;
   }
   return low;
 }
 
-// Calls fn(e, row) for the edges of [begin, end). Each block takes consecutive edges, whose rows it looks
-// for among those of its first and last edge.
-constexpr int64_t kEdgesOfBlock = kThreads * 8;
+// Calls fn(e, row) for the edges of [begin, end). Each block takes consecutive edges: it finds the rows of
+// the first and the last one, notes where the others between begin, and adds up.
+constexpr int kEdgesOfThread = 8, kEdgesOfBlock = kThreads * kEdgesOfThread;
 
 template <typename I, typename Fn>
 __device__ inline void with_rows(const I* rowptr, int64_t num_rows, int64_t begin, int64_t end,
                                  const Fn& fn) {
   __shared__ int64_t ends[2];
-  for (int64_t first = begin + blockIdx.x * kEdgesOfBlock; first < end;
-       first += gridDim.x * kEdgesOfBlock) {
-    const int64_t last = first + kEdgesOfBlock < end ? first + kEdgesOfBlock : end;
+  __shared__ int further[kEdgesOfBlock], of_warps[kWarps];  // rows
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  int* const own = further + threadIdx.x * kEdgesOfThread;
+  for (int64_t first = begin + static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock; first < end;
+       first += static_cast<int64_t>(gridDim.x) * kEdgesOfBlock) {
+    const int count = end - first < kEdgesOfBlock ? static_cast<int>(end - first) : kEdgesOfBlock;
     __syncthreads();
-    if (threadIdx.x < 2)
-      ends[threadIdx.x] = rows_until(rowptr, 0, num_rows + 1, threadIdx.x == 0 ? first : last - 1);
+    for (int k = threadIdx.x; k < kEdgesOfBlock; k += kThreads) further[k] = 0;
+    if (warp < 2) {
+      const int64_t found = rows_until(rowptr, num_rows + 1, warp == 0 ? first : first + count - 1);
+      if (lane == 0) ends[warp] = found;
+    }
     __syncthreads();
-    for (int64_t e = first + threadIdx.x; e < last; e += kThreads)
-      fn(e, rows_until(rowptr, ends[0], ends[1], e) - 1);
+    for (int64_t row = ends[0] + threadIdx.x; row < ends[1]; row += kThreads)
+      atomicAdd(further + (static_cast<int64_t>(rowptr[row]) - first), 1);
+    __syncthreads();
+    int sum = 0;
+#pragma unroll
+    for (int u = 0; u < kEdgesOfThread; ++u) sum += own[u];
+    int so_far = sum_so_far(sum);
+    if (lane == 31) of_warps[warp] = so_far;
+    __syncthreads();
+    so_far -= sum;
+    for (int w = 0; w < warp; ++w) so_far += of_warps[w];
+#pragma unroll
+    for (int u = 0; u < kEdgesOfThread; ++u) own[u] = so_far += own[u];
+    __syncthreads();
+    for (int k = threadIdx.x; k < count; k += kThreads) fn(first + k, ends[0] - 1 + further[k]);
   }
 }
 
@@ -282,17 +316,6 @@ constexpr int kSmallUnroll = 4;      // edges in flight per thread
 constexpr int64_t kSmall = 1 << 15;  // maximum rows, or edges
 
 bool small(const ToCsr& p) { return p.num_rows <= kSmall && p.num_edges <= kSmall; }
-
-// The inclusive prefix sum over the threads of a warp.
-__device__ inline int sum_so_far(int v) {
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset <<= 1) {
-    const int other = __shfl_up_sync(kWarpMask, v, offset);
-    if (lane >= offset) v += other;
-  }
-  return v;
-}
 
 __device__ inline int sum_of_warp(int v) { return __shfl_sync(kWarpMask, sum_so_far(v), 31); }
 

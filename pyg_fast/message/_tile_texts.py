@@ -5,8 +5,8 @@ from functools import lru_cache
 
 from ._values import ROUNDED_ADD, next_power_of_two, sum_text
 
-# Edges of a tile.
-EDGES = 64
+# Edges of a tile, and the tiles of a program that plans them.
+EDGES, PLANNED = 64, 4
 
 
 def all_of(*masks: str) -> str:
@@ -23,15 +23,23 @@ def store_text(pointer: str, place: str, value: str, mask: str) -> str:
     return f'tl.store({pointer} + {place}, {value}{", " * bool(mask)}{mask})'
 
 
-# A block as a sum of three of bfloat16, of which a lesser part of what is not finite is 0; and the
-# product of sums of two parts, without that of both lesser ones.
+# Two numbers, rounded by an instruction that does not share a pipe with exponentials; a block as a
+# sum of three of bfloat16, of which a lesser part of what is not finite is 0; and the product of
+# sums of two parts, without that of both lesser ones.
 SPLITS = """@triton.jit
+def to_bfloat16(x):
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def thirds(x):
-    a = x.to(tl.bfloat16)
+    a = to_bfloat16(x)
     rest = x - a.to(tl.float32)
     rest = tl.where(rest == rest, rest, 0.0)
-    b = rest.to(tl.bfloat16)
-    return a, b, (rest - b.to(tl.float32)).to(tl.bfloat16)
+    b = to_bfloat16(rest)
+    return a, b, to_bfloat16(rest - b.to(tl.float32))
 
 
 @triton.jit
@@ -48,9 +56,10 @@ def product_of_parts(a0, a1, b0, b1):
 # two (`scales`), one for each row of a tile and one for a parameter, make the largest number of a
 # row one from 2^13 to 2^14, and their inverses undo that in the result. What is not finite has no
 # say in them, for in `sizes`, twice the bits of a number without its sign, it wraps around; its
-# lesser part is NaN, and products leave out lesser sums that are NaN. A sum over edges has one
-# power for all of them: `shares` are those of edges relative to the largest, as two factors, one
-# for each value, since one alone would often be less than float16 has.
+# lesser part is NaN, and products leave out lesser sums that are NaN. In a forward pass it may have
+# one, since no result of its row is finite (`scales_of_rows`). A sum over edges has one power for
+# all of them: `shares` are those of edges relative to the largest, as two factors, one for each
+# value, since one alone would often be less than float16 has.
 #
 # Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
 # key of a number has its row, then its place in the tile.
@@ -62,27 +71,42 @@ def sizes(x):
 
 
 @triton.jit
-def powers_of(most):
+def powers_of(exponent):
     # Of a smaller exponent the power would not be finite.
-    exponent = tl.maximum((most >> 24).to(tl.int32) - 1, 14)
+    exponent = tl.maximum(exponent, 14)
     up = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
     return up, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def scales(x):
-    return powers_of(tl.max(sizes(x), axis=1, keep_dims=True))
+    most = tl.max(sizes(x), axis=1, keep_dims=True)
+    return powers_of((most >> 24).to(tl.int32) - 1)
+
+
+@triton.jit
+def scales_of_rows(x):
+    most = tl.max(tl.abs(x), axis=1, keep_dims=True)
+    return powers_of(most.to(tl.int32, bitcast=True) >> 23)
 
 
 @triton.jit
 def scale_of_all(x):
-    return powers_of(tl.max(tl.max(sizes(x), axis=1, keep_dims=True), axis=0, keep_dims=True))
+    most = tl.max(tl.max(sizes(x), axis=1, keep_dims=True), axis=0, keep_dims=True)
+    return powers_of((most >> 24).to(tl.int32) - 1)
+
+
+@triton.jit
+def to_float16(x):
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.float16, is_pure=True, pack=2
+    )
 
 
 @triton.jit
 def two_parts(x):
-    a = x.to(tl.float16)
-    return a, (x - a.to(tl.float32)).to(tl.float16)
+    a = to_float16(x)
+    return a, to_float16(x - a.to(tl.float32))
 
 
 @triton.jit
@@ -126,14 +150,6 @@ def product_of_parts_apart(a0, a1, b0, b1):
 
 
 @triton.jit
-def selected(which, a0, a1, a2):
-    which = which.to(tl.bfloat16)
-    out = tl.dot(which, a2)
-    out = tl.dot(which, a1, out)
-    return tl.dot(which, a0, out)
-
-
-@triton.jit
 def larger_of_row(v0, k0, v1, k1):
     keep = ((k0 ^ k1) < {EDGES}) & ((v0 >= v1) | (v0 != v0))
     return tl.where(keep, v0, v1), tl.where(keep, k0, k1)
@@ -153,23 +169,24 @@ def smaller_of_row(v0, k0, v1, k1):
 # two parts of the tile, as the row has edges in the tile before (the first part) or behind.
 PLAN = f"""@triton.jit(do_not_specialize=['num_edges', 'num_rows'])
 def plan_tiles(row_of, rank_of, place_of, num_edges, num_rows):
-    t = tl.program_id(0)
-    i = tl.arange(0, {EDGES})
+    t = tl.program_id(0) * {PLANNED} + tl.arange(0, {PLANNED})[:, None]
+    i = tl.arange(0, {EDGES})[None, :]
     e = t * {EDGES} + i
     inside = e < num_edges
+    is_tile = t * {EDGES} < num_edges
     row = tl.load(row_of + e, inside, num_rows)
     above = tl.load(row_of + (e - 1), inside & (e > 0), -1)
     below = tl.load(row_of + (e + 1), e + 1 < num_edges, -1)
     starts = (row != above) | (i == 0)
-    rank = tl.cumsum(starts.to(tl.int32), 0) - 1
+    rank = tl.cumsum(starts.to(tl.int32), 1) - 1
     tl.store(rank_of + e, rank, inside)
-    before = tl.load(row_of + (t * {EDGES} - 1), t > 0, -1)
+    before = tl.load(row_of + (t * {EDGES} - 1), is_tile & (t > 0), -1)
     is_head = row == before
     is_tail = (row == below) & (i == {EDGES - 1})
     place = tl.where(row < num_rows, row, -1)
     place = tl.where(is_tail & (row < num_rows), num_rows + 2 * t + 1, place)
     place = tl.where(is_head & (row < num_rows), num_rows + 2 * t, place)
-    tl.store(place_of + e, -1 + i * 0)
+    tl.store(place_of + e, -1 + i * 0 + t * 0, is_tile)
     tl.debug_barrier()
     ends = (row != below) | (i == {EDGES - 1})
     tl.store(place_of + (t * {EDGES} + rank), place, ends & inside)

@@ -104,7 +104,6 @@ class TileValues:
     values: dict[int, TileValue] = field(default_factory=dict)
     matrices: dict[int, str] = field(default_factory=dict)
     multiplied: set[int] = field(default_factory=set)  # matrices
-    thirds: dict[str, list[str]] = field(default_factory=dict)  # by the code of a block
     scaled: dict[str, 'Scaled'] = field(default_factory=dict)  # by the code of a block
     widths: dict[int, None] = field(default_factory=dict)  # of rows of numbers
     first: list[str] = field(default_factory=list)  # before the loop over tiles
@@ -288,12 +287,12 @@ class TileValues:
         row = {'src': 'src', 'edge': 'eid'}.get(role, 'dst')
         step = f'STEP_{pointer}' if role in NODES else math.prod(shape)
         place = f'(tl.cast({row}, OFFSET) * {step}{first} + {columns})'
-        mask = all_of('m_', mask)
+        # Where there is no edge, row 0 is read: a mask would take time.
         block = self._emit(load_text(f'{pointer} + {place}', mask) + convert, padded(size), True)
         if role != 'picked':
             return block
         chosen = self._pointer('arg', slot)
-        text = f'tl.load({chosen} + {place}, {mask}, -1) == eid'
+        text = f'tl.load({chosen} + {place}, {all_of("m_", mask)}, -1) == eid'
         return self._emit(f'tl.where({text}, {block.name}, 0.0)', padded(size), True)
 
     def _keep(self, which: int, share: str, size: int) -> TileValue:
@@ -358,7 +357,7 @@ class TileValues:
             if self.has_breaks:  # What follows must not become the start of its sum.
                 product = f'added({product}, 0.0)'
             return self._emit(product, padded(outer), True)
-        left, right = self._in_parts(text), self._parts_of_matrix(weight)
+        left, right = self._in_parts(text, self._derives()), self._parts_of_matrix(weight)
         product = self._product_of_parts(left.parts, right.parts)
         return self._emit(f'{product} * joint({left.down}, {right.down})', padded(outer), True)
 
@@ -404,17 +403,11 @@ class TileValues:
         first = f'(pid - t) * {EDGES}' if one.is_local else f'-first_tile * {EDGES}'
         return f'(tl.cast(e + {first}, OFFSET)[:, None] * {one.stored} + {columns})'
 
-    def _split(self, text: str) -> list[str]:
-        """A block as the sum of three of bfloat16."""
-        if text not in self.thirds:
-            names = self.thirds[text] = [f'h{len(self.thirds)}_{n}' for n in range(3)]
-            self.lines.append(f'{", ".join(names)} = thirds({text})')
-        return self.thirds[text]
-
-    def _in_parts(self, text: str) -> Scaled:
+    def _in_parts(self, text: str, derives: bool) -> Scaled:
         """A block with a power of two for each row."""
         if text not in self.scaled:
-            self.scaled[text] = self._scale(f'scales({text})', text, self.lines)
+            function = 'scales' if derives else 'scales_of_rows'
+            self.scaled[text] = self._scale(f'{function}({text})', text, self.lines)
         return self.scaled[text]
 
     def _parts_of_matrix(self, at: int) -> Scaled:
@@ -433,7 +426,7 @@ class TileValues:
         parts = [f'{name}_{n}' for n in range(PARTS[self.precision])]
         lines.append(f'{name}_up, {name}_down = {powers}')
         value = f'({text}) * {name}_up'
-        split = f'two_parts({value})' if len(parts) > 1 else f'({value}).to(tl.float16)'
+        split = f'two_parts({value})' if len(parts) > 1 else f'to_float16({value})'
         lines.append(f'{", ".join(parts)} = {split}')
         return Scaled(parts, f'{name}_up', f'{name}_down')
 

@@ -34,6 +34,9 @@ _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 RESERVED = 2**10
 # The rows whose sums a product computes at once.
 _ROWS = 16
+# In how many parts of bfloat16 it takes numbers, by their type or the precision of products: these
+# have lost the other digits.
+_PARTS = {'bfloat16': 1, 'float16': 2, 'high': 2, 'highest': 3}
 
 
 class Form(NamedTuple):
@@ -257,10 +260,10 @@ class _Tiles(TileValues):
         start = 0
         for at in self._parts(out.at):
             part = _Part(k, f'{k}_{start}', math.prod(self.program[at].shape), start, size)
-            self._add_part(part, out.kind, self.value(at))
+            self._add_part(part, out.kind, self.value(at), self.program[at].dtype)
             start += part.size
 
-    def _add_part(self, part: '_Part', kind: str, block: TileValue) -> None:
+    def _add_part(self, part: '_Part', kind: str, block: TileValue, dtype: str) -> None:
         size = part.size
         if kind == 'total':
             if size != part.stride:
@@ -274,9 +277,9 @@ class _Tiles(TileValues):
             place = f'({part.row("tl.cast(eid, OFFSET)")} + {columns})'
             self.lines.append(store_text(f'out{part.result}', place, full.name, all_of('m_', mask)))
         elif kind in ('sum', 'mean') and self.has_breaks:
-            self._add_sums_through_memory(part, full)
+            self._add_sums_through_memory(part, full, dtype)
         elif kind in ('sum', 'mean'):
-            self._add_sum(part, full)
+            self._add_sum(part, full, dtype)
         elif kind in ('max', 'min'):
             self._add_extreme(part, kind, full)
         else:
@@ -303,30 +306,38 @@ class _Tiles(TileValues):
         mask = f', {mask}' if mask else ''
         self.lines.append(f"tl.atomic_add(out{k} + {place}, {text}{mask}, sem='relaxed')")
 
-    def _add_sums_through_memory(self, part: '_Part', block: TileValue) -> None:
+    def _add_sums_through_memory(self, part: '_Part', block: TileValue, dtype: str) -> None:
         """The sums of some columns at a time."""
         number = self._scratch([(block, part.size)])
         for start in range(0, part.size, WIDE):
             size = min(WIDE, part.size - start)
             some = part._replace(name=f'{part.name}_{start}', size=size, start=part.start + start)
-            self._add_sum(some, self._load_channels(number, start, size))
+            self._add_sum(some, self._load_channels(number, start, size), dtype)
 
-    def _add_sum(self, part: '_Part', block: TileValue) -> None:
+    def _add_sum(self, part: '_Part', block: TileValue, dtype: str) -> None:
         """The sums of each row: a product by the matrix that says which edge is in which row, of
-        some rows at a time. What is not finite would make NaN of other rows: then the numbers of
-        each row are added up by themselves."""
+        some rows at a time, with the numbers as sums of parts in bfloat16. What is not finite makes
+        NaN of other rows: then the numbers of each row are added up by themselves."""
         k, name, size = part.result, f'values{part.name}', part.size
         columns, mask = self._columns(size)
         width = max(MIN_BLOCK, padded(size))
         block = self._emit(self._masked(block, size), block.width, True)
-        self.lines.append(f'{name} = {self._of_edges(block, width)}')
-        parts = ', '.join(self._split(name))
+        self.lines += [
+            f'{name} = {block.name} + tl.zeros([{EDGES}, {width}], tl.float32)',
+            f'rest = {name}',
+        ]
+        parts = [f'{name}_{n}' for n in range(_PARTS.get(dtype, _PARTS[self.precision]))]
+        for n, each in enumerate(parts):
+            self.lines += [f'rest = rest - {parts[n - 1]}.to(tl.float32)'] * (n > 0)
+            self.lines.append(f'{each} = to_bfloat16(rest)')
         alone = f'tl.where((rank == first + n)[:, None], {name}, 0.0)'
         rows = [
             'to = first_to',
             f'for first in range(0, num_ranks, {_ROWS}):',
             f'    ranks = first + tl.arange(0, {_ROWS})',
-            f'    sums = selected(ranks[:, None] == rank[None, :], {parts})',
+            '    which = (ranks[:, None] == rank[None, :]).to(tl.bfloat16)',
+            f'    sums = tl.dot(which, {parts[-1]})',
+            *(f'    sums = tl.dot(which, {each}, sums)' for each in parts[-2::-1]),
             '    if tl.max(tl.max((sums != sums).to(tl.int32), axis=1), axis=0) > 0:',
             f'        for n in range({_ROWS}):',
             f'            one = {sum_text(alone, 0)}',
@@ -397,7 +408,7 @@ class _Tiles(TileValues):
             if dtype in HALF:
                 text = f'tl.dot(tl.trans({one}), {two})'
             else:
-                a, b = self._in_parts(one), self._in_parts(two)
+                a, b = self._in_parts(one, True), self._in_parts(two, True)
                 self.lines.append(f'left{k}, right{k}, most{k} = shares({a.down}, {b.down})')
                 lefts = [f'tl.trans({part} * left{k})' for part in a.parts]
                 rights = [f'{part} * right{k}' for part in b.parts]

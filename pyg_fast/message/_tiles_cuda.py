@@ -13,7 +13,7 @@ from ..sparse.graph import Graph
 from ..sparse.to_csr import csr_rows
 from . import _cuda
 from ._ir import NODES, Inputs
-from ._tile_texts import EDGES, PLAN, combine_text
+from ._tile_texts import EDGES, PLAN, PLANNED, combine_text
 from ._tile_values import Factor
 from ._tiles import RESERVED, Form, TileSource, shared_memory
 
@@ -197,7 +197,7 @@ def _plan_tiles(graph: Graph, row_of: Tensor, num_tiles: int) -> tuple[Tensor, T
     """What :data:`PLAN` computes."""
     rank_of, place_of = torch.empty_like(row_of), row_of.new_empty(num_tiles * EDGES)
     _cuda.launch_kernel(
-        PLAN, 'plan_tiles', 1, num_tiles, [row_of, rank_of, place_of],
+        PLAN, 'plan_tiles', PLANNED, -(-num_tiles // PLANNED), [row_of, rank_of, place_of],
         (graph.num_edges, graph.num_dst), (),
     )  # fmt: skip
     return rank_of, place_of

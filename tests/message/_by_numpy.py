@@ -140,9 +140,11 @@ def _where(condition: Any, a: Any, b: Any) -> Block:
 
 
 def _assembly(asm: str, constraints: str, args: list[Block], **options: Any) -> Block:
-    """That of a sigmoid, or of tables, which stops where a row is none of the table."""
+    """That of a sigmoid, of halves, or of tables, which stops where a row is none of the table."""
     if 'ex2' in asm:
         return block(1 / (1 + np.exp(-args[0])))
+    if 'cvt.rn' in asm:
+        return args[0].to(options['dtype'])
     row, count = args
     assert 'trap' in asm
     assert np.all((row >= 0) & (row < count)), 'no row of the table'
