@@ -25,7 +25,7 @@ from ._ir import (
     promote_dtypes,
 )
 from ._rows import Reduced, RowPart
-from ._tile_values import WIDE
+from ._tile_values import HALF, WIDE
 from ._tiles import check_tiles
 from ._triton import Out
 
@@ -179,6 +179,16 @@ class Plan(NamedTuple):
         numbers, kernels know their own alone."""
         in_kernel = self.on_cuda and (self.in_tiles or self.in_blocks)
         return in_kernel and self.repeats_work and self.maps_edges_alone
+
+    def multiplies_in_tiles(self, rounds: bool) -> bool:
+        """Whether the backward pass over tiles stores nothing of an edge for the gradients of its
+        maps, and then takes less time than one with kept values. `rounds` says whether products of
+        float32 are those of TF32."""
+        maps = [self.message[at] for at in self._reachable_maps()]
+        is_narrow = all(math.prod(one.shape) <= WIDE for one in maps)
+        is_light = all(one.dtype in HALF for one in maps) or (rounds and len(maps) <= 2)
+        sums = all(each.reduce in ('sum', 'mean', 'edge') for each in self.outputs)
+        return self.on_cuda and self.in_tiles and is_narrow and is_light and sums
 
     @property
     def maps_edges_alone(self) -> bool:

@@ -32,6 +32,7 @@ from ._plan import Plan, make_plan
 from ._region import Region, RegionInput, is_call, is_marker
 from ._run import SLOWER_IN_TILES, finish_results, is_slower_in_tiles
 from ._text import dumps
+from ._tiles_cuda import may_round
 from ._traffic import Traffic, fake_of, record_traffic
 
 _log = logging.getLogger('pyg_fast')
@@ -200,7 +201,8 @@ def _plan_region(
         writes = []
         captured, reads, places = region.capture()
         plan = make_plan(captured, region.reduces)
-    if derives and plan.may_keep_maps and runs_pygs_code():
+    keeps = derives and plan.may_keep_maps and runs_pygs_code()
+    if keeps and not plan.multiplies_in_tiles(may_round()):
         plan = make_plan(captured, region.reduces, True)
     if plan.in_blocks:
         raise Refused('a linear map of values computed for each edge')

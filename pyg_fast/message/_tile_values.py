@@ -22,6 +22,9 @@ _LONG = 3
 HALF = ('float16', 'bfloat16')
 # Parts in float16 of the factors of products of float32, by torch's name of their precision.
 PARTS = {'highest': 2, 'high': 1}
+# A pass of so many products of float32, at most, also multiplies what the gradients of matrices are
+# products of: more would take its registers.
+_MULTIPLIED = {'highest': 2, 'high': 4}
 # In float32 alone, as all values of a tile are.
 _CALLS = CALLS | {'sigmoid': 'sigmoid({})'}
 # Numbers of a factor are a multiple of that: products of 16-byte aligned rows are the fast ones.
@@ -126,7 +129,8 @@ class TileValues:
         self.is_wide = widest(self.program, self.outs) > WIDE
         self.is_long = self._count_products() >= _LONG
         self.has_breaks = self.is_wide or (self.is_long and self._derives())
-        self.multiplies = not self.is_wide and (self._is_half() or not self.is_long)
+        fits = self._is_half() or self._count_products() <= _MULTIPLIED[self.precision]
+        self.multiplies = not self.is_wide and fits
 
     def _count_products(self) -> int:
         order = self.program.reachable(out.at for out in self.outs)
@@ -205,6 +209,9 @@ class TileValues:
             return inner
         if op not in _CALLS:
             raise Refused(f'{op} around a matrix product')
+        softplus = self._softplus(at)
+        if softplus is not None:
+            return softplus
         blocks = [self._block_of(arg) for arg in args]
         if op == 'pow' and self.program[args[1]].op == 'const':
             exponent = number(self.program[args[1]])
@@ -215,6 +222,30 @@ class TileValues:
             max(block.width for block in blocks),
             any(block.in_loop for block in blocks),
         )
+
+    def _softplus(self, at: int) -> TileValue | None:
+        """The logarithm of one plus an exponential, or a number times its derivative."""
+        op, args, _, _, _ = self.program[at]
+        if op == 'log1p' and self.program[args[0]].op == 'exp':
+            x = self._block_of(self.program[args[0]].args[0])
+            return self._emit(f'log1p_exp({x.name})', x.width, x.in_loop)
+        if op != 'mul' or [self.program[arg].op for arg in args] != ['div', 'exp']:
+            return None
+        factor, by = self.program[args[0]].args
+        if not self._is_one_more(by, args[1]):
+            return None
+        factor_, x = map(self._block_of, (factor, self.program[args[1]].args[0]))
+        width, in_loop = max(factor_.width, x.width), factor_.in_loop or x.in_loop
+        return self._emit(f'{factor_.name} * sigmoid({x.name})', width, in_loop)
+
+    def _is_one_more(self, at: int, than: int) -> bool:
+        """Whether a value is another one plus one."""
+        op, args, _, _, _ = self.program[at]
+        others = [arg for arg in args if arg != than]
+        if op != 'add' or len(args) != 2 or len(others) != 1:
+            return False
+        other = self.program[others[0]]
+        return other.op == 'const' and number(other) == 1
 
     def _constant(self, at: int) -> TileValue:
         value, dtype = number(self.program[at]), self.program[at].dtype

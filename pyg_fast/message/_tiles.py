@@ -32,6 +32,8 @@ _REGISTERS = 2**16
 _SHARED_MEMORY, _LEAST_SHARED_MEMORY = 227 * 2**10, 99 * 2**10
 # That the system takes of it for each program.
 RESERVED = 2**10
+# With more spills a kernel takes longer than with fewer programs.
+_FEW_SPILLS = 20
 # The rows whose sums a product computes at once.
 _ROWS = 16
 # In how many parts of bfloat16 it takes numbers, by their type or the precision of products: these
@@ -46,6 +48,7 @@ class Form(NamedTuple):
     per_processor: int  # programs
     # With 2 a program reads what the next tile needs while it computes, into shared memory.
     stages: int = 1
+    spills: int = 48  # numbers of a thread that its registers do not hold, at most
 
     @property
     def registers(self) -> int:
@@ -186,13 +189,23 @@ class _Tiles(TileValues):
 
     def forms(self) -> tuple[Form, ...]:
         """How the kernel may run: more programs hide the latency of memory, fewer have more
-        registers."""
-        most = shared_memory() // (self._shared_bytes() + RESERVED)
-        if not self.has_breaks:
-            one = Form(4, max(1, min(2 if self._derives() else 3, most)))
-            return (one._replace(stages=2), one) if self._may_read_ahead() else (one,)
-        wide = Form(8, 1)
-        return (Form(4, 2), wide) if not self.is_wide and most >= 2 else (wide,)
+        registers. Those that read ahead take more of both, which pays for rows of edges, since
+        caches do not hold them, and for halves."""
+        most = max(1, shared_memory() // (self._shared_bytes() + RESERVED))
+        if self.has_breaks:
+            wide = Form(8, 1)
+            if self.is_wide or most < 2:
+                return (wide,)
+            return Form(8, 2, spills=_FEW_SPILLS), Form(4, 2), wide
+        three, two = (Form(4, min(count, most)) for count in (3, 2))
+        ahead = tuple(each._replace(stages=2) for each in (three, two))
+        if self._derives():
+            return (ahead[1], two) if self._may_read_ahead() else (two,)
+        kinds = {out.kind for out in self.outs}
+        has_rows = any(role == 'edge' for role, _ in self.loads)
+        pays = (has_rows or self._is_half()) and not kinds & {'max', 'min'}
+        plain = three._replace(spills=_FEW_SPILLS), two
+        return (*ahead, *plain) if pays and self._may_read_ahead() else plain
 
     def _may_read_ahead(self) -> bool:
         """Whether Triton may read what the next tile needs: not what this one stores. It does not

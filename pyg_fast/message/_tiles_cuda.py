@@ -25,8 +25,6 @@ _MAX_EDGES, _MAX_PLACES = 2**31 - 2**16, 2**31 - 2
 # Factors of gradients of matrices are stored for so many edges at once, at most, and at least; and
 # in so many bytes, between these.
 _MOST_EDGES, _LEAST_EDGES, _FACTOR_BYTES = 2**18, 2**16, 2**28
-# With more numbers of a thread in memory a kernel takes longer than with more warps.
-_MOST_SPILLS = 48
 
 
 def takes(graph: Graph) -> bool:
@@ -149,7 +147,7 @@ def _fits(
     except RuntimeError:  # Triton's passes fail on it.
         return False
     shared = form.per_processor * (kernel.metadata.shared + RESERVED)
-    return kernel.n_spills <= _MOST_SPILLS and shared <= shared_memory() + RESERVED
+    return kernel.n_spills <= form.spills and shared <= shared_memory() + RESERVED
 
 
 def _constants(

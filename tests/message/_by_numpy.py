@@ -140,9 +140,11 @@ def _where(condition: Any, a: Any, b: Any) -> Block:
 
 
 def _assembly(asm: str, constraints: str, args: list[Block], **options: Any) -> Block:
-    """That of a sigmoid, of halves, or of tables, which stops where a row is none of the table."""
-    if 'ex2' in asm:
+    """A sigmoid, a power, halves, or the row of a table, which stops where the table has none."""
+    if 'rcp' in asm:
         return block(1 / (1 + np.exp(-args[0])))
+    if 'ex2' in asm:
+        return block(np.exp2(args[0]))
     if 'cvt.rn' in asm:
         return args[0].to(options['dtype'])
     row, count = args

@@ -3,6 +3,7 @@ GPU Triton runs them, else numpy."""
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -780,18 +781,42 @@ def test_what_reads_ahead(
     hidden: int, out: int, forward: set[int], backward: set[int], x: Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Passes read ahead, but around the smallest products and what passes through memory."""
+    """Passes read ahead, but around the smallest products and what passes through memory; forward
+    passes of float32 with rows of edges alone."""
     found = []
 
     def choose(source: Any, *args: Any) -> _tiles.Form:
-        found.append([form.stages for form in source.forms])
+        found.append({form.stages for form in source.forms})
         return source.forms[0]
 
     with by_numpy(divide_rows):
         monkeypatch.setattr(_tiles_cuda, '_choose_form', choose)
+        pyg_fast.accelerate(Two(16, hidden, out, 'add', 2))(x, edges(), torch.randn(E, 2))
         layer = pyg_fast.accelerate(Two(16, hidden, out))
         layer(x.requires_grad_(), edges()).sum().backward()
-    assert [{*stages} for stages in found] == [forward, backward]
+    assert found == [forward, {1}, backward]
+
+
+class Softened(MessagePassing):
+    """A filter as SchNet's, of some times its input."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__('add')
+        self.first, self.second, self.times = nn.Linear(5, 20), nn.Linear(20, 20), times
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return x_j * F.softplus(self.second(F.softplus(self.first(e) * self.times) - math.log(2)))
+
+
+@pytest.mark.parametrize('times', [1.0, 60.0])
+def test_softplus(times: float, x: Tensor, device: torch.device) -> None:
+    """Also where its exponential is large, or next to nothing."""
+    torch.manual_seed(1)
+    with pyg_fast.small_graphs('kernel'):
+        check(Softened(times), [x.repeat(1, 2)[:, :20], edges(), torch.randn(E, 5)], device)
 
 
 def test_mlps_of_few_edges(
