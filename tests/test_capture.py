@@ -238,7 +238,8 @@ def test_a_loss_of_batches(device: torch.device) -> None:
     """Of a single graph a loss gets labels, which have no attributes of a batch."""
     data = Data(torch.randn(8, 4), torch.randint(8, (2, 20)), y=torch.randn(8, 2)).to(device)
     model = GCN(4, 8, 1, 2).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    lr = torch.tensor(0.1, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr, fused=True)
 
     def loss_fn(out: Tensor, batch: Any) -> Tensor:
         return (out - batch.y).square().mean()

@@ -883,6 +883,10 @@ def test_compiled_code_of_pyg(
     ours = Pooled(conv(graphs[0].x.size(1), 4)).double().to(device)
     pygs = copy.deepcopy(ours)
     step = pyg_fast.capture(ours, pad(graphs, device), sgd(ours), mean_loss, compile=True)
+    if device.type == 'cuda':  # Those layers count loops.
+        with pytest.raises(RuntimeError, match='the step waits for the GPU'):
+            list(step.epoch())
+        return
     losses = list(step.epoch())
     assert_close(losses, list(pygs_loop(pygs, DataLoader(graphs, SIZE), sgd(pygs), mean_loss)))
     assert_same(ours, pygs)

@@ -12,13 +12,24 @@ from torch import Tensor
 from ._ir import Program, number
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
-# An operation with its arguments, a number, or `_X`: what the activation takes.
+# An operation with its arguments, a number, or what may be any value: `_X`, which the activation
+# takes, and `_GRAD`, its gradient.
 _Pattern: TypeAlias = Any
 
-_X = object()
-_SOFTPLUS = (
-    'where', ('gt', _X, 20), _X, ('log1p', ('exp', ('where', ('gt', _X, 20), 20, _X)))
-)  # fmt: skip
+_X, _GRAD = object(), object()
+_IS_FAR = ('gt', _X, 20)
+_POWER = ('exp', ('where', _IS_FAR, 20, _X))
+_SOFTPLUS = ('where', _IS_FAR, _X, ('log1p', _POWER))
+_GRAD_OF_SOFTPLUS = (
+    'add',
+    ('where', _IS_FAR, _GRAD, 0),
+    (
+        'where',
+        _IS_FAR,
+        0,
+        ('mul', ('div', ('where', _IS_FAR, 0, _GRAD), ('add', _POWER, 1)), _POWER),
+    ),
+)
 _CUBE = ('mul', ('mul', _X, _X), _X)
 _ACTIVATIONS: tuple[tuple[Activation, _Pattern], ...] = (
     (F.silu, ('mul', _X, ('sigmoid', _X))),
@@ -40,19 +51,32 @@ def find_activations(program: Program, order: Sequence[int]) -> dict[int, tuple[
     found: dict[int, tuple[Activation, int]] = {}
     for at in order:
         for function, pattern in _ACTIVATIONS:
-            taken: set[int] = set()
-            if _matches(program, at, pattern, taken) and len(taken) == 1:
-                found[at] = function, taken.pop()
+            taken: dict[object, int] = {}
+            if _matches(program, at, pattern, taken):
+                found[at] = function, taken[_X]
                 break
     return found
 
 
-def _matches(program: Program, at: int, pattern: _Pattern, taken: set[int]) -> bool:
-    """Whether a value is of a pattern; `taken` collects what stands in the place of `_X`."""
+def find_softplus(program: Program, at: int) -> int | None:
+    """What a value is the softplus of."""
+    taken: dict[object, int] = {}
+    return taken[_X] if _matches(program, at, _SOFTPLUS, taken) else None
+
+
+def find_grad_of_softplus(program: Program, at: int) -> tuple[int, int] | None:
+    """The gradient of a softplus that a value is the derivative with, and what that is of."""
+    taken: dict[object, int] = {}
+    if not _matches(program, at, _GRAD_OF_SOFTPLUS, taken):
+        return None
+    return taken[_GRAD], taken[_X]
+
+
+def _matches(program: Program, at: int, pattern: _Pattern, taken: dict[object, int]) -> bool:
+    """Whether a value is of a pattern; `taken` collects what may be any value."""
     value = program[at]
-    if pattern is _X:
-        taken.add(at)
-        return value.op != 'const'
+    if pattern in (_X, _GRAD):
+        return taken.setdefault(pattern, at) == at and value.op != 'const'
     if not isinstance(pattern, tuple):
         return value.op == 'const' and math.isclose(number(value), pattern, rel_tol=1e-12)
     op, *inner = pattern

@@ -55,24 +55,21 @@ def product_of_parts(a0, a1, b0, b1):
 # A product of float32 is one of numbers of float16 with as many digits as TF32, or, with the error
 # of float32, three products of two such parts of each number. Float16 has a small range: powers of
 # two (`scales`), one for each row of a tile and one for a parameter, make the largest number of a
-# row one from 2^13 to 2^14, and their inverses undo that in the result. What is not finite has no
-# say in them, for in `sizes`, twice the bits of a number without its sign, it wraps around; its
-# lesser part is NaN, and products leave out lesser sums that are NaN. In a forward pass it may have
-# one, since no result of its row is finite (`scales_of_rows`). A sum over edges has one power for
-# all of them: `shares` are those of edges relative to the largest, as two factors, one for each
-# value, since one alone would often be less than float16 has.
+# row one from 2^13 to 2^14, and their inverses undo that in the result. With what is not finite
+# among them the largest number counts as one from 1 to 2: others stay what they are, where they are
+# of a usual size. The lesser part of what is not finite is NaN, and products leave out lesser sums
+# that are NaN. A sum over edges has one power for all of them: `shares` are those of edges relative
+# to the largest, as two factors, one for each value, since one alone would often be less than
+# float16 has.
 #
 # Products `apart` have no sums in one accumulator, which Triton takes for products of products. The
 # key of a number has its row, then its place in the tile.
 FUNCTIONS = f'''{SPLITS}
 
 @triton.jit
-def sizes(x):
-    return x.to(tl.uint32, bitcast=True) * 2 + {1 << 24}
-
-
-@triton.jit
-def powers_of(exponent):
+def powers_of(most):
+    exponent = most.to(tl.int32, bitcast=True) >> 23
+    exponent = tl.where(exponent == 255, 127, exponent)
     # Of a smaller exponent the power would not be finite.
     exponent = tl.maximum(exponent, 14)
     up = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -81,20 +78,13 @@ def powers_of(exponent):
 
 @triton.jit
 def scales(x):
-    most = tl.max(sizes(x), axis=1, keep_dims=True)
-    return powers_of((most >> 24).to(tl.int32) - 1)
-
-
-@triton.jit
-def scales_of_rows(x):
-    most = tl.max(tl.abs(x), axis=1, keep_dims=True)
-    return powers_of(most.to(tl.int32, bitcast=True) >> 23)
+    return powers_of(tl.max(tl.abs(x), axis=1, keep_dims=True))
 
 
 @triton.jit
 def scale_of_all(x):
-    most = tl.max(tl.max(sizes(x), axis=1, keep_dims=True), axis=0, keep_dims=True)
-    return powers_of((most >> 24).to(tl.int32) - 1)
+    most = tl.max(tl.abs(x), axis=1, keep_dims=True)
+    return powers_of(tl.max(most, axis=0, keep_dims=True))
 
 
 @triton.jit

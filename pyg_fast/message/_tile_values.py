@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ._activations import find_grad_of_softplus, find_softplus
 from ._ir import NODES, Load, Program, Refused, is_float, number
 from ._tile_texts import EDGES, all_of, load_text, store_text
 from ._triton import Out
@@ -224,28 +225,18 @@ class TileValues:
         )
 
     def _softplus(self, at: int) -> TileValue | None:
-        """The logarithm of one plus an exponential, or a number times its derivative."""
-        op, args, _, _, _ = self.program[at]
-        if op == 'log1p' and self.program[args[0]].op == 'exp':
-            x = self._block_of(self.program[args[0]].args[0])
-            return self._emit(f'log1p_exp({x.name})', x.width, x.in_loop)
-        if op != 'mul' or [self.program[arg].op for arg in args] != ['div', 'exp']:
+        """The code of a softplus, or of its derivative times a gradient. Where torch's returns its
+        argument, both round to that as well."""
+        x = find_softplus(self.program, at)
+        if x is not None:
+            block = self._block_of(x)
+            return self._emit(f'log1p_exp({block.name})', block.width, block.in_loop)
+        found = find_grad_of_softplus(self.program, at)
+        if found is None:
             return None
-        factor, by = self.program[args[0]].args
-        if not self._is_one_more(by, args[1]):
-            return None
-        factor_, x = map(self._block_of, (factor, self.program[args[1]].args[0]))
-        width, in_loop = max(factor_.width, x.width), factor_.in_loop or x.in_loop
-        return self._emit(f'{factor_.name} * sigmoid({x.name})', width, in_loop)
-
-    def _is_one_more(self, at: int, than: int) -> bool:
-        """Whether a value is another one plus one."""
-        op, args, _, _, _ = self.program[at]
-        others = [arg for arg in args if arg != than]
-        if op != 'add' or len(args) != 2 or len(others) != 1:
-            return False
-        other = self.program[others[0]]
-        return other.op == 'const' and number(other) == 1
+        grad, x_ = map(self._block_of, found)
+        width, in_loop = max(grad.width, x_.width), grad.in_loop or x_.in_loop
+        return self._emit(f'{grad.name} * sigmoid({x_.name})', width, in_loop)
 
     def _constant(self, at: int) -> TileValue:
         value, dtype = number(self.program[at]), self.program[at].dtype
@@ -388,7 +379,7 @@ class TileValues:
             if self.has_breaks:  # What follows must not become the start of its sum.
                 product = f'added({product}, 0.0)'
             return self._emit(product, padded(outer), True)
-        left, right = self._in_parts(text, self._derives()), self._parts_of_matrix(weight)
+        left, right = self._in_parts(text), self._parts_of_matrix(weight)
         product = self._product_of_parts(left.parts, right.parts)
         return self._emit(f'{product} * joint({left.down}, {right.down})', padded(outer), True)
 
@@ -434,11 +425,10 @@ class TileValues:
         first = f'(pid - t) * {EDGES}' if one.is_local else f'-first_tile * {EDGES}'
         return f'(tl.cast(e + {first}, OFFSET)[:, None] * {one.stored} + {columns})'
 
-    def _in_parts(self, text: str, derives: bool) -> Scaled:
+    def _in_parts(self, text: str) -> Scaled:
         """A block with a power of two for each row."""
         if text not in self.scaled:
-            function = 'scales' if derives else 'scales_of_rows'
-            self.scaled[text] = self._scale(f'{function}({text})', text, self.lines)
+            self.scaled[text] = self._scale(f'scales({text})', text, self.lines)
         return self.scaled[text]
 
     def _parts_of_matrix(self, at: int) -> Scaled:

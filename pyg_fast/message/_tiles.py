@@ -421,7 +421,7 @@ class _Tiles(TileValues):
             if dtype in HALF:
                 text = f'tl.dot(tl.trans({one}), {two})'
             else:
-                a, b = self._in_parts(one, True), self._in_parts(two, True)
+                a, b = self._in_parts(one), self._in_parts(two)
                 self.lines.append(f'left{k}, right{k}, most{k} = shares({a.down}, {b.down})')
                 lefts = [f'tl.trans({part} * left{k})' for part in a.parts]
                 rights = [f'{part} * right{k}' for part in b.parts]
