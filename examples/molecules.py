@@ -6,7 +6,9 @@ each batch moved to the device. Ours differs by two lines: a GraphLoader, which 
 on the device and sorts no batch, and `accelerate`. A third side pads batches to a few sizes and
 captures the step: on a GPU it is one CUDA graph for each size. The molecules are those of gps.py.
 Ends with a table: the error on unseen molecules, and the times of a batch: of making it, and of
-loading and training. `python examples/molecules.py --help` lists options.
+loading and training. Losses of the first steps are the same; rounding grows with each step, so the
+errors of one run differ: compare means of several, --runs 5. `python examples/molecules.py --help`
+lists options.
 """
 from __future__ import annotations
 
@@ -153,7 +155,7 @@ def compare(args: argparse.Namespace) -> str:
     sides = list(outcomes.values())
     return columns([
         ['', *outcomes],
-        ['error on unseen molecules',
+        [f'error on unseen molecules, {args.runs} run' + 's' * (args.runs > 1),
          *(f'{statistics.fmean(each.error for each in found):.3f}' for found in sides)],
         ['making a batch [ms]',
          *(f'{statistics.median(each.making for each in found):.2f}' for found in sides)],

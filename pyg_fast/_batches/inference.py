@@ -87,10 +87,11 @@ class CapturedInference(Runs):
         Raises:
             TypeError, ValueError, RuntimeError: As a captured training step.
         """
+        if self.loader.pad is not None:  # A GPU will need it.
+            real = real_rows_of(batch)
         if not self._pads:
             with torch.no_grad(), _evaluating(self.model):
                 return self._output(self._without_padding(batch), False)
-        real = real_rows_of(batch)
         with torch.no_grad(), self._running(), _evaluating(self.model):
             self._renew()
             slot = self._find(batch, real)

@@ -75,7 +75,7 @@ class CapturedBatchStep(Runs):
                 first one of its size.
             RuntimeError: If the step waits for the GPU or cannot be captured.
         """
-        if self._pads:
+        if self.loader.pad is not None:  # A GPU will need it.
             real_rows_of(batch)
         return self._run(batch)
 

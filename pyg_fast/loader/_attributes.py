@@ -13,7 +13,7 @@ from torch_geometric.typing import SparseTensor, TensorFrame
 from torch_geometric.utils import is_sparse
 
 from ..ops._checks import check_has_values
-from ._levels import EDGES, GRAPHS, Ints, Levels
+from ._levels import EDGES, GRAPHS, NODES, Ints, Levels
 from ._place import Place
 from ._selection import DeviceRows, RowSources, Selection
 
@@ -254,6 +254,22 @@ class Order:
             for value, part in zip(values, local, strict=True)
         ]  # fmt: skip
 
+    def renumber(self, positions: Tensor, level: int) -> Tensor:
+        """Positions of edges in their graph, in this order. Those that no edge has stay."""
+        counts = torch.from_numpy(self.levels.sizes(EDGES))
+        graph = torch.arange(len(counts)).repeat_interleave(
+            torch.from_numpy(self.levels.sizes(level))
+        )
+        perm = self._perm.cpu().long()
+        new = torch.empty_like(perm)
+        new[perm] = torch.arange(len(perm))
+        shape = [-1, *[1] * (positions.dim() - 1)]
+        start = (counts.cumsum(0) - counts)[graph].view(shape).to(positions.device)
+        exist = (positions >= 0) & (positions < counts[graph].view(shape).to(positions.device))
+        at = torch.where(exist, positions + start, 0)
+        found = (new.to(positions.device)[at] - start).to(positions.dtype)
+        return torch.where(exist, found, positions)
+
 
 def _take_at(value: object, places: Ints) -> object:
     """The entries of a list or a tuple at these places."""
@@ -271,6 +287,7 @@ class Column:
         self._values: list[object] = []
         self._dims: set[object] = set()
         self._incs: list[object] = []
+        self._counts_itself = False  # whether a class of the user tells increments
         self._parts: dict[object, Column] = {}
 
     def add(self, graph: int, data: Data, value: object) -> None:
@@ -294,6 +311,7 @@ class Column:
         if isinstance(value, (Tensor, int, float)):
             self._dims.add(dim)
             self._incs.append(data.__inc__(self.key, value, data._store))
+            self._counts_itself |= type(data).__inc__ is not Data.__inc__
         elif isinstance(value, (Mapping, Sequence)):
             for key, inner in _items_of(value, kind):
                 name = str(key) if isinstance(value, Mapping) else self.key
@@ -327,7 +345,21 @@ class Column:
         reasons = [part.why_unsure(levels) for part in self._parts.values()]
         if self._dims and isinstance(self._values[0], Tensor):
             reasons.append(levels.why_unsure(self.key, self.num_rows()))
+        if self._are_positions(levels) and (levels.sizes(NODES) == levels.sizes(EDGES)).all():
+            reasons.append(
+                f"all graphs have as many edges as nodes, and '{self.key}' may hold positions of "
+                'either'
+            )
         return next(filter(None, reasons), None)
+
+    def _are_positions(self, levels: Levels) -> bool:
+        """Whether the values are positions of edges: a class of the user counts them so."""
+        incs = self._incs
+        return (
+            self._counts_itself and self.key != 'edge_index'
+            and all(isinstance(inc, int) for inc in incs)
+            and incs == levels.sizes(EDGES).tolist()
+        )  # fmt: skip
 
     def are_edges(self, num_nodes: Ints) -> bool:
         """Whether the values are lists of edges, which PyG joins as those of graphs with so many
@@ -373,6 +405,8 @@ class Column:
         perm = None if order is None else order.of(self.key, level)
         if perm is not None:
             rows = rows[perm.to(rows.device)]
+        if order is not None and self._are_positions(levels) and rows.dtype in _SHIFTED:
+            rows = order.renumber(rows, level)
         self._values = []
         inc_level, inc = self._collate_incs(levels, rows, dim)
         shift = inc_level if rows.dtype in _SHIFTED else None

@@ -67,9 +67,11 @@ class GraphLoader(DataLoader):
     :class:`~torch_geometric.EdgeIndex` that kernels read without sorting; for
     :func:`torch.compile` of PyG's layers use :obj:`batch.edge_index.as_tensor()`. With
     :obj:`edge_order='dataset'` edges keep their order, and the :obj:`edge_index` is a plain tensor.
-    Attributes that hold positions of edges need that. So do graphs of which nobody knows whether an
-    attribute is one of edges: where all have as many edges as nodes, and its name has neither
-    "edge" nor "node", or where :obj:`edge_attr` lacks rows; the loader does so then, and logs why.
+    Positions of edges that an attribute holds, such as those of reverse edges, follow the order if
+    a class of yours increments them by the number of edges. Graphs of which nobody knows whether an
+    attribute is one of edges need the order of the dataset: where all have as many edges as nodes,
+    and its name has neither "edge" nor "node", or where :obj:`edge_attr` lacks rows; the loader
+    keeps it then, and logs why.
 
     **Changed data.** The dataset is copied: later changes of it have no effect on batches. Its
     :obj:`transform` runs once, when the loader is made.

@@ -579,3 +579,34 @@ def test_attributes_in_pinned_memory(cuda: torch.device, monkeypatch: pytest.Mon
     wanted = GraphLoader(graphs, device=cuda)([3, 1, 7])
     monkeypatch.setattr('pyg_fast.loader._place.Budget.take', lambda *args: False)
     check_batch(GraphLoader(graphs, device=cuda)([3, 1, 7]), wanted, cuda)
+
+
+class Directed(Data):
+    """A graph that holds the position of each edge's reverse."""
+
+    def __inc__(self, key: str, value: Any, *args: Any) -> Any:
+        return self.num_edges if key in ('rev', 'rev_edge_index') else super().__inc__(key, value)
+
+
+@pytest.mark.parametrize('key', ['rev', 'rev_edge_index'])
+@pytest.mark.parametrize('dtype', [torch.int32, torch.int64])
+@pytest.mark.parametrize('alike', [False, True])
+def test_positions_of_edges(
+    key: str, dtype: torch.dtype, alike: bool, device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """They name the same edges in the order of the loader; a negative one stays."""
+    graphs = []
+    for n in (9, 5, 7):
+        ends = torch.randint(n, (2, n))
+        x = torch.randn(2 * n if alike else n, 2)
+        graphs.append(Directed(x, torch.cat([ends, ends.flip(0)], 1)))
+        graphs[-1][key] = torch.arange(2 * n).roll(n).to(dtype)
+    (batch,) = GraphLoader(graphs, 3, device=device)
+    ends = list_of(batch.edge_index)
+    assert batch[key].dtype == dtype
+    assert ends[:, batch[key].long()].equal(ends.flip(0))
+    assert ('in the order of the dataset' in caplog.text) == alike
+    graphs[0][key][0] = -1
+    (batch,) = GraphLoader(graphs, 3, device=device)
+    assert (batch[key] == -1).sum() == 1
