@@ -38,7 +38,8 @@ def run_pass_tiles(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of a pass over destinations, and the chosen edges of maxima and minima."""
     source = pass_.tiles(matmul_precision(pass_))
-    num_tiles = -(-graph.num_edges // EDGES)
+    has_nodes = graph.num_src > 0 and graph.num_dst > 0  # Kernels read the first of either.
+    num_tiles = -(-graph.num_edges // EDGES) if has_nodes else 0
     most = processors(graph.col.device) * max(form.per_processor for form in source.forms)
     buffers = _allocate(pass_, source, graph, num_tiles, max(1, min(num_tiles, most)))
     outs, seconds = buffers.outs, buffers.seconds
