@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from ._batches import CapturedBatchStep
-from ._batches.runs import check_one_device
+from ._batches.runs import check_one_device, how_to_load
 from ._batches.step import check_loss, check_requires_grad
 from ._batches.update import needs_closure
 from ._scores import check_forward, check_loss_fn
@@ -172,24 +172,21 @@ def capture(
             _check_parameters(model, optimizer)
         return step
     if isinstance(data, (DataLoader, Dataset, list, tuple)):
-        graphs = 'its dataset' if isinstance(data, DataLoader) else 'it'
         raise TypeError(
-            f"'data' must be a Data or a GraphLoader, got {type(data).__name__}: for batches make "
-            f"a GraphLoader with pad='buckets' of {graphs}"
+            f"'data' must be a Data or a GraphLoader, got {type(data).__name__}: for batches "
+            f'{how_to_load(model, data)}'
         )
     for name, given, default in (
         ('compile', compile, False), ('scaler', scaler, None), ('check', check, True),
     ):  # fmt: skip
         if given is not default:
             raise ValueError(f"{name!r} is of batches: 'data' must be a GraphLoader for it")
-    for name, value, kind in (
-        ('model', model, Module), ('data', data, Data), ('optimizer', optimizer, Optimizer),
+    for name, value, kind, text in (
+        ('model', model, Module, 'a Module'), ('data', data, Data, 'a Data or a GraphLoader'),
+        ('optimizer', optimizer, Optimizer, 'an Optimizer'),
     ):  # fmt: skip
         if not isinstance(value, kind):
-            article = 'an' if kind is Optimizer else 'a'
-            raise TypeError(
-                f"'{name}' must be {article} {kind.__name__}, got {type(value).__name__}"
-            )
+            raise TypeError(f"'{name}' must be {text}, got {type(value).__name__}")
     check_one_device(model)
     check_loss_fn('loss_fn', loss_fn, None)
     check_forward(forward)

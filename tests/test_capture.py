@@ -123,7 +123,7 @@ def test_refused(device: torch.device) -> None:
     optimizer = adam(model, device)
     with pytest.raises(TypeError, match="'model' must be a Module, got str"):
         capture('model', data, optimizer, cross_entropy)
-    with pytest.raises(TypeError, match="'data' must be a Data, got Tensor"):
+    with pytest.raises(TypeError, match="'data' must be a Data or a GraphLoader, got Tensor"):
         capture(model, data.x, optimizer, cross_entropy)
     with pytest.raises(TypeError, match="'loss_fn' must be callable, got NoneType"):
         capture(model, data, optimizer, None)
@@ -131,8 +131,8 @@ def test_refused(device: torch.device) -> None:
         capture(model, data, optimizer, cross_entropy, mask='seeds')
     with pytest.raises(TypeError, match="'mask' must be the name of a mask .*, got Tensor: store"):
         capture(model, data, optimizer, cross_entropy, mask=data.train_mask)
-    for graphs, of in ((DataLoader([data]), 'its dataset'), ([data], 'it')):
-        cure = f'got {type(graphs).__name__}: for batches make a GraphLoader .* of {of}$'
+    for graphs, of in ((DataLoader([data]), 'its dataset'), ([data], 'the graphs')):
+        cure = f'got {type(graphs).__name__}: for batches make a GraphLoader( .*)? of {of}$'
         with pytest.raises(TypeError, match=cure):
             capture(model, graphs, optimizer, cross_entropy)
     with pytest.raises(ValueError, match="'optimizer' must hold parameters of 'model'"):

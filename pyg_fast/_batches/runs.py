@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module, UninitializedParameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch
 
@@ -212,6 +213,12 @@ class Runs:
             state = f'captured {done} of {count} sizes'
         return f'{type(self).__name__}({what}; {state}, {self.num_eager} batches without padding)'
 
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            f"'{type(self).__name__}' has no items: iterate over .epoch(), or call it with each "
+            'batch of the loader'
+        )
+
     # One run -------------------------------------------------------------------------------------
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -385,6 +392,14 @@ def check_one_device(model: Module) -> None:
         )
 
 
+def how_to_load(model: object, given: object) -> str:
+    """What makes the batches of a captured step, in the place of something else."""
+    parameters = model.parameters() if isinstance(model, Module) else iter(())
+    pads = " with pad='buckets'" * any(one.is_cuda for one in parameters)
+    graphs = 'its dataset' if isinstance(given, DataLoader) else 'the graphs'
+    return f'make a GraphLoader{pads} of {graphs}'
+
+
 def _device_of(loader: GraphLoader) -> torch.device:
     """The device of the batches."""
     if loader._collated is not None:
@@ -420,7 +435,10 @@ def _check_arguments(
     if any(isinstance(each, UninitializedParameter) for each in model.parameters()):
         raise ValueError("'model' must not have lazy layers without parameters: call it once")
     if not isinstance(loader, GraphLoader):
-        raise TypeError(f"'loader' must be a GraphLoader, got {type(loader).__name__}")
+        raise TypeError(
+            f"'loader' must be a GraphLoader, got {type(loader).__name__}: "
+            f'{how_to_load(model, loader)}'
+        )
     if forward is None:
         _check_takes_batch(model)
     if forward is not None and not callable(forward):

@@ -66,9 +66,11 @@ class GraphLoader(DataLoader):
     attributes that have a row for each edge in every graph. The :obj:`edge_index` is an
     :class:`~torch_geometric.EdgeIndex` that kernels read without sorting; for
     :func:`torch.compile` of PyG's layers use :obj:`batch.edge_index.as_tensor()`. With
-    :obj:`edge_order='dataset'` edges keep their order, and the :obj:`edge_index` is a plain tensor.
+    :obj:`edge_order='dataset'` edges keep their order, and the :obj:`edge_index` is a plain tensor;
+    for layers of PyG that are not accelerated that takes less time.
     Positions of edges that an attribute holds, such as those of reverse edges, follow the order if
-    a class of yours increments them by the number of edges. Graphs of which nobody knows whether an
+    a class of yours increments them by the number of edges; code for which edge :obj:`i ^ 1` is the
+    reverse of edge :obj:`i` needs the order of the dataset. Graphs of which nobody knows whether an
     attribute is one of edges need the order of the dataset: where all have as many edges as nodes,
     and its name has neither "edge" nor "node", or where :obj:`edge_attr` lacks rows; the loader
     keeps it then, and logs why.

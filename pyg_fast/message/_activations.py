@@ -58,18 +58,16 @@ def find_activations(program: Program, order: Sequence[int]) -> dict[int, tuple[
     return found
 
 
-def find_softplus(program: Program, at: int) -> int | None:
-    """What a value is the softplus of."""
+def find_softplus(program: Program, at: int) -> tuple[str, tuple[int, ...]] | None:
+    """What a value is, if not for its own operation: `softplus` of a value, or `softplus_grad`, a
+    gradient times the derivative of the softplus of a value."""
     taken: dict[object, int] = {}
-    return taken[_X] if _matches(program, at, _SOFTPLUS, taken) else None
-
-
-def find_grad_of_softplus(program: Program, at: int) -> tuple[int, int] | None:
-    """The gradient of a softplus that a value is the derivative with, and what that is of."""
-    taken: dict[object, int] = {}
-    if not _matches(program, at, _GRAD_OF_SOFTPLUS, taken):
-        return None
-    return taken[_GRAD], taken[_X]
+    if _matches(program, at, _SOFTPLUS, taken):
+        return 'softplus', (taken[_X],)
+    taken.clear()
+    if _matches(program, at, _GRAD_OF_SOFTPLUS, taken):
+        return 'softplus_grad', (taken[_GRAD], taken[_X])
+    return None
 
 
 def _matches(program: Program, at: int, pattern: _Pattern, taken: dict[object, int]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ._activations import find_grad_of_softplus, find_softplus
+from ._activations import find_softplus
 from ._ir import NODES, Load, Program, Refused, is_float, number
 from ._tile_texts import EDGES, all_of, load_text, store_text
 from ._triton import Out
@@ -27,7 +27,9 @@ PARTS = {'highest': 2, 'high': 1}
 # products of: more would take its registers.
 _MULTIPLIED = {'highest': 2, 'high': 4}
 # In float32 alone, as all values of a tile are.
-_CALLS = CALLS | {'sigmoid': 'sigmoid({})'}
+_CALLS = CALLS | {
+    'sigmoid': 'sigmoid({})', 'softplus': 'log1p_exp({})', 'softplus_grad': '{} * sigmoid({})',
+}  # fmt: skip
 # Numbers of a factor are a multiple of that: products of 16-byte aligned rows are the fast ones.
 _ALIGNED = 8
 
@@ -210,9 +212,7 @@ class TileValues:
             return inner
         if op not in _CALLS:
             raise Refused(f'{op} around a matrix product')
-        softplus = self._softplus(at)
-        if softplus is not None:
-            return softplus
+        op, args = find_softplus(self.program, at) or (op, args)
         blocks = [self._block_of(arg) for arg in args]
         if op == 'pow' and self.program[args[1]].op == 'const':
             exponent = number(self.program[args[1]])
@@ -223,20 +223,6 @@ class TileValues:
             max(block.width for block in blocks),
             any(block.in_loop for block in blocks),
         )
-
-    def _softplus(self, at: int) -> TileValue | None:
-        """The code of a softplus, or of its derivative times a gradient. Where torch's returns its
-        argument, both round to that as well."""
-        x = find_softplus(self.program, at)
-        if x is not None:
-            block = self._block_of(x)
-            return self._emit(f'log1p_exp({block.name})', block.width, block.in_loop)
-        found = find_grad_of_softplus(self.program, at)
-        if found is None:
-            return None
-        grad, x_ = map(self._block_of, found)
-        width, in_loop = max(grad.width, x_.width), grad.in_loop or x_.in_loop
-        return self._emit(f'{grad.name} * sigmoid({x_.name})', width, in_loop)
 
     def _constant(self, at: int) -> TileValue:
         value, dtype = number(self.program[at]), self.program[at].dtype
