@@ -396,7 +396,7 @@ def test_report_is_a_list_that_prints_as_a_table() -> None:
         "    what helps: aggr='sum', 'mean', 'max', 'min', 'var' or 'std', each once",
         "third   GraphConv  PyG's code",
         '    why not a kernel: 1 edges',
-        "    what helps: nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') "
+        "    what helps: little: PyG's code is as fast here; with pyg_fast.small_graphs('kernel') "
         'a kernel',
         '        runs, or the report tells why none can',
     ]

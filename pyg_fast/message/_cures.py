@@ -187,7 +187,7 @@ _CURES = [
      'an attribute of their own, as self.alpha = alpha in message'),
     (r'^\d+ edges$|(too|so) few|takes longer than|fit into memory|'
      'as many edges as destinations',
-     "nothing: PyG's code is faster here; with pyg_fast.small_graphs('kernel') a kernel runs, or "
+     "little: PyG's code is as fast here; with pyg_fast.small_graphs('kernel') a kernel runs, or "
      'the report tells why none can'),
     (r'^an edge_index of shape', 'an edge_index of shape [2, num_edges]: '
      'edge_index.t().contiguous()'),
