@@ -220,8 +220,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                       'cpu': (150, 1_500, 5_000, 15_000, 50_000)}, _harness.integers),
         notes=[
             'A step is forward and backward, wall time with Python, the mean of as many steps as '
-            f'have 50,000 edges. Random graphs, {DEGREE} edges a node. Ours: pyg_fast.accelerate '
-            'of the same layer. Kernels: with small_graphs("kernel").'])
+            f'have 50,000 edges, of 10 in a quick run. Random graphs, {DEGREE} edges a node. Ours: '
+            'pyg_fast.accelerate of the same layer. Kernels: with small_graphs("kernel").'])
 
     def facts(results: dict[str, Result]) -> dict[str, Any]:
         """The time of the faster one of PyG's code and kernels, over ours."""
@@ -235,6 +235,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = itertools.product(bench.args.layers, bench.args.widths, bench.args.edges)
     for name, width, edges in cells:
         case = Case(KINDS[name], edges, width, bench.device)
+        if bench.quick:
+            case.calls = 10
         bench.measure(
             f'A step, {width} channels', name, edges, case.contenders(), label='edges',
             facts=facts, pairs=[(PREPARED, PYG)], ours=PLAIN, rivals=[PYG])
