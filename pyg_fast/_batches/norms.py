@@ -133,8 +133,9 @@ class _OnGpu(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         shape = [1, -1, *[1] * (input.dim() - 2)]
         dims = [dim for dim in range(input.dim()) if dim != 1]
-        # Rows of the padding become the mean of the first rows: the sums without them then lose no
-        # digits, since it is no farther from the mean than the deviation of all real rows.
+        # Rows of the padding become the mean of the first rows, which sums then leave out without a
+        # loss of digits: its squared distance from the mean is at most the sum of those of all real
+        # rows, divided by the number of first rows.
         first = input[:_FIRST].masked_fill(is_padding[:_FIRST], 0)
         num_first = count.clamp(max=first.numel() // first.size(1))
         fill = first.sum(dims, dtype=_dtype_of_sums(input)) / num_first

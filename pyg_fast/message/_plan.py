@@ -182,8 +182,8 @@ class Plan(NamedTuple):
 
     def multiplies_in_tiles(self, rounds: bool) -> bool:
         """Whether the backward pass over tiles stores nothing of an edge for the gradients of its
-        maps, and then takes less time than one with kept values. `rounds` says whether products of
-        float32 are those of TF32."""
+        maps, as with up to four products, two for each map: then it takes less time than one with
+        kept values. `rounds` says whether products of float32 are those of TF32."""
         maps = [self.message[at] for at in self._reachable_maps()]
         is_narrow = all(math.prod(one.shape) <= WIDE for one in maps)
         is_light = all(one.dtype in HALF for one in maps) or (rounds and len(maps) <= 2)
