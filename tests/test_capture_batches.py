@@ -948,6 +948,7 @@ def test_without_padding_on_a_cpu(
     loader, optimizer = pad(graphs) if pads else GraphLoader(graphs, SIZE), sgd(ours)
     step = pyg_fast.capture(ours, loader, optimizer, loss_fn)
     losses = list(step.epoch()) if how == 'epoch' else [step(batch) for batch in loader]
+    assert len(step) == len(losses)
     other, wanted = sgd(pygs), []
     for batch in GraphLoader(graphs, SIZE):
         other.zero_grad()
@@ -962,7 +963,8 @@ def test_without_padding_on_a_cpu(
     evaluate = pyg_fast.capture_inference(ours, loader)
     for out, batch in evaluate.epoch():
         assert torch.equal(out, pygs.eval()(batch))
-        assert ('node_mask' in batch) == pads
+        assert batch.node_mask.all()
+        assert len(batch.edge_mask) == batch.num_edges
     if not pads:
         with pytest.raises(ValueError, match='must pad its batches'):
             pyg_fast.capture(ours, loader, optimizer, loss_fn, compile=True)

@@ -157,13 +157,15 @@ class Runs:
         return self._recorder.pads or self._compiled is not None
 
     def _without_padding(self, given: Batch | Draw) -> Batch:
-        """The batch with its own sizes."""
+        """The batch with its own sizes. It has masks, which losses of nodes and edges read."""
         if isinstance(given, Draw):
-            return self._collated.make_batch(given.ids, None, masks=self.loader.pad is not None)
+            return self._collated.make_batch(given.ids, None, masks=True)
         real = num_real_of(given)
-        if real is None or real.graphs == given.num_graphs:
+        if real is None:
             return given
-        return self._collated.cut(given, real)
+        if 'node_mask' not in given._store:
+            return _with_masks(given, real)
+        return given if real.graphs == given.num_graphs else self._collated.cut(given, real)
 
     def _fill(self, draw: Draw) -> Slot | None:
         """The size of the batch of some graphs, which was made in its inputs; None: it must be made
@@ -212,6 +214,9 @@ class Runs:
             done = sum(slot.replay is not None for slot in self._slots.values())
             state = f'captured {done} of {count} sizes'
         return f'{type(self).__name__}({what}; {state}, {self.num_eager} batches without padding)'
+
+    def __len__(self) -> int:
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
@@ -294,6 +299,16 @@ class Runs:
             raise ValueError(
                 f"'model' must be on the device of the batches, {self._device}, got {device}"
             )
+
+
+def _with_masks(batch: Batch, real: NumReal) -> Batch:
+    """A batch without padding, as the loader would make it if it padded others."""
+    out = copy.copy(batch)
+    for name, count in (('graph', real.graphs), ('node', real.nodes), ('edge', real.edges)):
+        out._store._mapping[f'{name}_mask'] = torch.ones(
+            count, dtype=torch.bool, device=batch.batch.device
+        )
+    return out
 
 
 def _call(model: Module, batch: Batch) -> Any:
