@@ -305,9 +305,8 @@ def _with_masks(batch: Batch, real: NumReal) -> Batch:
     """A batch without padding, as the loader would make it if it padded others."""
     out = copy.copy(batch)
     for name, count in (('graph', real.graphs), ('node', real.nodes), ('edge', real.edges)):
-        out._store._mapping[f'{name}_mask'] = torch.ones(
-            count, dtype=torch.bool, device=batch.batch.device
-        )
+        mask = torch.ones(count, dtype=torch.bool, device=batch.batch.device)
+        out._store._mapping.setdefault(f'{name}_mask', mask)
     return out
 
 

@@ -345,10 +345,9 @@ class Column:
         reasons = [part.why_unsure(levels) for part in self._parts.values()]
         if self._dims and isinstance(self._values[0], Tensor):
             reasons.append(levels.why_unsure(self.key, self.num_rows()))
-        if self._are_positions(levels) and (levels.sizes(NODES) == levels.sizes(EDGES)).all():
+        if self._are_positions(levels) and self._may_be_by_chance(levels):
             reasons.append(
-                f"all graphs have as many edges as nodes, and '{self.key}' may hold positions of "
-                'either'
+                f"'{self.key}' may hold positions of edges, or of others as many as these"
             )
         return next(filter(None, reasons), None)
 
@@ -358,8 +357,14 @@ class Column:
         return (
             self._counts_itself and self.key != 'edge_index'
             and all(isinstance(inc, int) for inc in incs)
-            and incs == levels.sizes(EDGES).tolist()
+            and incs == levels.sizes(EDGES).tolist() and any(incs)
         )  # fmt: skip
+
+    def _may_be_by_chance(self, levels: Levels) -> bool:
+        """Whether increments by the numbers of edges may be those of others: nodes, or anything
+        where all graphs have as many edges."""
+        counts = levels.sizes(EDGES)
+        return bool((counts == counts[0]).all() or (counts == levels.sizes(NODES)).all())
 
     def are_edges(self, num_nodes: Ints) -> bool:
         """Whether the values are lists of edges, which PyG joins as those of graphs with so many

@@ -85,6 +85,11 @@ class Collated:
         self.is_on_device = place.is_on_device
         self._template = Batch(_base_cls=type(first)).stores_as(first)
 
+    @property
+    def own_masks(self) -> list[str]:
+        """The attributes with names of masks of the padding."""
+        return [name for name in _MASKS if name in self._attributes]
+
     def make_batch(self, ids: Ints, padding: Padding | None, masks: bool) -> Batch:
         """The batch of these graphs, filled up by a padding.
 
@@ -138,7 +143,8 @@ class Collated:
             values['batch'], values['ptr'] = batch.owner(NODES), batch.offsets(NODES)
         if masks:
             for name, level in _MASKS.items():
-                values[name] = batch.are_real(level)
+                if name not in self._attributes:  # A loader that pads refuses others' masks.
+                    values[name] = batch.are_real(level)
         return values
 
     def cut(self, batch: Batch, real: NumReal, levels: Collection[int] = (GRAPHS, NODES, EDGES)

@@ -268,6 +268,11 @@ class GraphLoader(DataLoader):
         """The buckets of torch's own samplers; None: the first epoch will show them."""
         assert self._collated is not None
         nodes, edges = self._collated.num_nodes, self._collated.num_edges
+        for name in self._collated.own_masks:
+            raise ValueError(
+                f"'dataset' must have no attribute {name!r} with pad=, which tells by it what is "
+                f"no padding: rename it, or pass exclude_keys=['{name}']"
+            )
         if not self._collated.can_be_padded:
             raise ValueError(
                 "'pad' needs graphs that tell their number of nodes, and whose edge_index PyG "

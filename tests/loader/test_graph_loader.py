@@ -581,6 +581,26 @@ def test_attributes_in_pinned_memory(cuda: torch.device, monkeypatch: pytest.Mon
     check_batch(GraphLoader(graphs, device=cuda)([3, 1, 7]), wanted, cuda)
 
 
+def test_masks_of_the_dataset() -> None:
+    """They stay, but for a loader that pads."""
+    graphs = molecules(4)
+    for data in graphs:
+        data.node_mask = torch.arange(data.num_nodes) % 2 == 0
+    (batch,) = GraphLoader(graphs, 4)
+    assert not batch.node_mask.all()
+    with pytest.raises(ValueError, match="no attribute 'node_mask' with pad="):
+        GraphLoader(graphs, 4, pad='buckets')
+    model = torch.nn.Linear(1, 1)
+    step = pyg_fast.capture(
+        model,
+        GraphLoader(graphs, 2),
+        None,
+        lambda out, batch: out.sum() * batch.node_mask.all(),
+        forward=lambda model, batch: model(torch.ones(1, 1)),
+    )
+    assert all(loss == 0 for loss in step.epoch())
+
+
 class Directed(Data):
     """A graph that holds the position of each edge's reverse."""
 
@@ -607,6 +627,9 @@ def test_positions_of_edges(
     assert batch[key].dtype == dtype
     assert ends[:, batch[key].long()].equal(ends.flip(0))
     assert ('in the order of the dataset' in caplog.text) == alike
+    (alone,) = GraphLoader(graphs[:1], 1, device=device)
+    ends = list_of(alone.edge_index)
+    assert ends[:, alone[key].long()].equal(ends.flip(0))
     graphs[0][key][0] = -1
     (batch,) = GraphLoader(graphs, 3, device=device)
     assert (batch[key] == -1).sum() == 1
