@@ -355,7 +355,7 @@ class Column:
         """Whether the values are positions of edges: a class of the user counts them so."""
         incs = self._incs
         return (
-            self._counts_itself and self.key != 'edge_index'
+            self._counts_itself and self.key != 'edge_index' and isinstance(self._values[0], Tensor)
             and all(isinstance(inc, int) for inc in incs)
             and incs == levels.sizes(EDGES).tolist() and any(incs)
         )  # fmt: skip
