@@ -949,6 +949,8 @@ def test_without_padding_on_a_cpu(
     step = pyg_fast.capture(ours, loader, optimizer, loss_fn)
     losses = list(step.epoch()) if how == 'epoch' else [step(batch) for batch in loader]
     assert len(step) == len(losses)
+    with pytest.raises(TypeError, match=r'iterate over \.epoch\(\)'):
+        list(step)
     other, wanted = sgd(pygs), []
     for batch in GraphLoader(graphs, SIZE):
         other.zero_grad()

@@ -203,6 +203,7 @@ class Passes:
         if of is not None:
             self.multiples = of.multiples
         self.may_keep_maps = plan.may_keep_maps  # found once: it is asked at every call
+        self.multiplies_in_tiles = tuple(map(plan.multiplies_in_tiles, (False, True)))
         self.has_variance = plan.outputs[-1].reduce == 'var'
         # The results that the backward pass reads: all multiples of a softmax, or the mean that
         # belongs to a variance.

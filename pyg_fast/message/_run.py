@@ -102,7 +102,7 @@ def keeps_maps(passes: Passes, num_edges: int, device: torch.device) -> bool:
     """Whether torch computes the linear maps for training, and keeps their values: of features of
     edges alone, where these fit into the memory of the `device`."""
     may_keep = passes.may_keep_maps and runs_pygs_code()
-    if not may_keep or passes.plan.multiplies_in_tiles(_tiles_cuda.may_round()):
+    if not may_keep or passes.multiplies_in_tiles[_tiles_cuda.may_round()]:
         return False
     return _blocks.fits_memory(passes.plan, num_edges, device)
 

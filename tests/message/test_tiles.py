@@ -717,6 +717,20 @@ def test_maps_of_edges_alone_are_kept(x: Tensor, limits: Callable[..., None]) ->
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_maps_that_tiles_multiply_are_not_kept(x: Tensor, limits: Callable[..., None]) -> None:
+    """With products as of TF32, tiles train with few maps."""
+    limits(few_edges=(0, 0))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision('high')
+        with pyg_fast.small_graphs('pyg'), by_numpy(divide_rows) as names:
+            args = as_type([x, edges(), torch.randn(E, 2)], torch.float32, CPU)
+            results(pyg_fast.accelerate(Filter()), args)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert names.count('message_tiles') == 2
+
+
 def test_maps_of_edges_alone_are_kept_in_compiled_code(
     x: Tensor, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
