@@ -39,8 +39,10 @@ _MAX_PROGRAMS, _MAX_TOTALS = 2**14, 2**23
 # more than a row.
 _FEW_EDGES, _MANY_ROWS, _ROWS_OF_FEW = 8, 2**15, 4
 _TILE = 64  # columns, of results whose rows are divided
-# The columns of a tile for rows of few edges, and how many edges are few for it.
+# The columns of a tile for rows of few edges, and how many edges are few for it, twice as many of
+# half types.
 _WIDE_TILE, _SHORT_ROW = 256, 32
+_STAGES = 3  # of loops that have loads under way
 _L2_CACHE = 50 * 2**20  # bytes, where there is no GPU
 
 
@@ -156,6 +158,7 @@ class Tile(NamedTuple):
     edges: int
     columns: tuple[int, ...]
     warps: int
+    stages: int = 1  # blocks of edges that are under way, by loads through shared memory
 
 
 def choose_tile(source: Source) -> Tile:
@@ -166,7 +169,7 @@ def choose_tile(source: Source) -> Tile:
         sizes = (min(sizes[0], max(1, _TILE // math.prod(sizes[1:]))), *sizes[1:])
     width = math.prod(sizes)
     if source.has_dots:
-        return Tile(16, (max(16, width),), 2)
+        return Tile(16, (max(16, width),), 2, _STAGES)
     # Triton makes a product of matrices of the sum over 16 products, which TF32 would round.
     most = 4 if source.has_maps else 16
     values, has_heads = 256, len(sizes) > 1 and (sizes[0] > 1 or source.has_maps)
@@ -181,18 +184,20 @@ def choose_tile(source: Source) -> Tile:
 
 def choose_wide_tiles(source: Source) -> list[Tile]:
     """The blocks for rows of few edges, the narrowest first: of several heads, so that a thread has
-    more numbers of one edge to wait for at once, in gradients of half types twice as many."""
+    more numbers of one edge to wait for at once, in gradients of half types twice as many. Such
+    kernels of half types wait longer than they compute, and those of a softmax longest."""
     heads, *others = source.sizes
     if not (source.tiled and others) or source.totals or source.has_maps or source.num_tiles > 1:
         return []
     sizes = tuple(next_power_of_two(n) for n in others)
+    stages = 1 if not source.half else _STAGES if source.of_softmax else 2
     is_backward = any(role == 'grad' for role, _ in source.loads)
     found: dict[int, Tile] = {}
     for most in (_WIDE_TILE, 2 * _WIDE_TILE) if source.half and is_backward else (_WIDE_TILE,):
         at_once = math.gcd(heads, max(1, most // math.prod(sizes)))
         columns = at_once * math.prod(sizes)
         if _TILE < columns <= most:
-            found[columns] = Tile(max(1, _WIDE_TILE // columns), (at_once, *sizes), 1)
+            found[columns] = Tile(max(1, _WIDE_TILE // columns), (at_once, *sizes), 1, stages)
     return list(found.values())
 
 
@@ -221,7 +226,8 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
 def _in_wide_tiles(schedule: Schedule, itemsize: int, columns: int) -> bool:
     """Whether tiles of so many columns are faster: rows are short, and the L2 cache holds such a
     tile of what they gather, or not even a narrow one."""
-    if schedule.col.size(0) > _SHORT_ROW * schedule.num_rows:
+    few = 2 * _SHORT_ROW if itemsize == 2 else _SHORT_ROW
+    if schedule.col.size(0) > few * schedule.num_rows:
         return False
     column, cache = schedule.num_cols * itemsize, _l2_cache(schedule.col.device)
     return columns * column <= cache or _TILE * column > cache
@@ -352,7 +358,7 @@ def _launch_pass(
     offsets = offset_dtype(col, nodes, [*loads, *buffers.outs, *buffers.parts.values()])
     steps = [x.stride(0) for x in nodes]
     steps += [inputs[load].size(0) for load in source.loads if load[0] == 'table']
-    constants = perm is not None, offsets, tile.edges, *tile.columns, *steps
+    constants = perm is not None, offsets, tile.stages, tile.edges, *tile.columns, *steps
     edges = [col, rowptr if perm is None else perm]
     last = rowptr if seed is None else seed
 

@@ -330,7 +330,11 @@ class Generator:
             place = f'({place}) * 3 + {SOFTMAX_ROLES.index(role)}'
         text = f'tl.load({pointer} + ({place}){mask})'
         if is_float(dtype):
-            text += f'.to({self.acc})'
+            text = self.converted(text)
+            # Else a thread would have one of them for each number of wider blocks.
+            for k, name in enumerate(self.names):
+                if name not in axes:
+                    text = sum_text(text, k + 1)
         elif dtype == 'bool':
             text += ' != 0'
         return self.emit(text, axes, level)
@@ -350,7 +354,11 @@ class Generator:
             axes = axes | frozenset(self.guard_axes(guard))
         place = f'row_of_table({row.name}, ROWS_{pointer}, {wraps}).to(OFFSET) * {size}'
         text = f'tl.load({pointer} + ({place} + {self.blocked(flat)}), {" & ".join(masks)}, 0)'
-        return self.emit(f'{text}.to({self.acc})', axes, EDGES)
+        return self.emit(self.converted(text), axes, EDGES)
+
+    def converted(self, text: str) -> str:
+        """Numbers in the dtype of the arithmetic."""
+        return f'widened({text})' if self.acc == 'tl.float32' else f'{text}.to({self.acc})'
 
     def exponential(self, index: Place) -> Block:
         """exp(score - running maximum); the weighted sum uses the same factor."""

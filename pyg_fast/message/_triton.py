@@ -7,7 +7,17 @@ from typing import NamedTuple
 from ._generator import INNER, MAX_HELD, MAX_TILES, Generator, block_of
 from ._ir import NODES, POINTWISE, SOFTMAX_ROLES, Load, Program, Refused
 from ._pieces import GROUP, GROUPS, OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
-from ._values import EDGES, ROUNDED_ADD, ROW_OF_TABLE, Block, Index, next_power_of_two, sum_text
+from ._values import (
+    EDGES,
+    EXP_OF_MINUS,
+    ROUNDED_ADD,
+    ROW_OF_TABLE,
+    WIDENED,
+    Block,
+    Index,
+    next_power_of_two,
+    sum_text,
+)
 
 # The widest values that a program reduces at once.
 _MAX_SUMMED = 1024
@@ -50,9 +60,12 @@ class Source(NamedTuple):
     has_maps: bool  # whether it maps inputs of edges by matrices in registers
     num_tiles: int  # of the widest dimension
     half: bool  # whether features of nodes are float16 or bfloat16
+    of_softmax: bool  # whether it computes a softmax, or its gradients
 
 
-_GRADIENTS = ('grad',), ('picked',)  # roles of loads
+# Roles of loads.
+_GRADIENTS = ('grad',), ('picked',)
+_STATISTICS = ('stats', *SOFTMAX_ROLES)
 # Operations that read one number of each argument for a number of their value.
 _BY_PLACE = {
     *POINTWISE, 'load', 'const', 'cast', 'slice', 'cat', 'lookup', 'detach', 'keep', 'view',
@@ -133,6 +146,7 @@ def _generate(
             role in NODES and dtype in ('float16', 'bfloat16')
             for (role, _), (_, dtype) in gen.loads.items()
         ),
+        gen.powers is not None or any(role in _STATISTICS for role, _ in gen.loads),
     )  # fmt: skip
 
 
@@ -197,7 +211,7 @@ def _add_result(gen: Generator, out: Out, term: Term) -> None:
         gen.uses_edge = True
         gen.lines.append(
             f'tl.store(out{term.k} + (tl.cast(eid, OFFSET) * {term.size} + '
-            f'{gen.blocked(term.flat)}), ({term.value} + tl.zeros([{term.sizes}], {gen.acc}))'
+            f'{gen.blocked(term.flat)}), tl.broadcast_to({term.value}, [{term.sizes}])'
             f'.to(out{term.k}.dtype.element_ty), {term.mask})'
         )
     elif out.kind == 'total':
@@ -345,25 +359,37 @@ def _add_variance(gen: Generator, term: Term) -> None:
 
 def _add_softmax(gen: Generator, term: Term) -> None:
     """An online softmax: the running maximum, and the sum of exponentials relative to it. A NaN or
-    an infinite score makes the sum NaN, as in torch."""
-    name = term.name
+    an infinite score makes the sum NaN, as in torch. Its blocks have no dimensions of 1: threads
+    would hold a copy for each number of wider blocks."""
+    name, dims = term.name, term.sizes.split(', ')
+    narrow = ', '.join(dim for dim in dims if dim != '1')
+    wide = f'[{", ".join("None" if dim == "1" else ":" for dim in dims)}]'
+    value = f"tl.where({term.mask}, {term.value}, float('-inf'))"
+    for k in reversed(range(len(dims))):
+        if dims[k] == '1':
+            value = sum_text(value, k, keep_dims=False)
     gen.starts += [
-        f"{name} = tl.full([{term.sizes}], float('-inf'), {gen.acc})",
-        f'{name}t = tl.zeros([{term.sizes}], {gen.acc})',
+        f"{name}r = tl.full([{narrow}], float('-inf'), {gen.acc})",
+        f'{name}t = tl.zeros([{narrow}], {gen.acc})',
     ]
     gen.lines += [
-        f"{name}v = tl.where({term.mask}, {term.value}, float('-inf'))",
-        f'{name}n = tl.maximum({name}, {name}v)',
-        f'{name}f = tl.where({name} == {name}n, 1.0, tl.exp({name} - {name}n))',
-        f'{name}p = tl.where({term.mask}, '
-        f'tl.where({name}v == {name}n, 1.0, tl.exp({name}v - {name}n)), 0.0)',
+        f'{name}v = {value}',
+        # One of the two exponentials is that of 0.
+        f'{name}x = exp_of_minus(tl.abs({name}r - {name}v))',
+        f'{name}b = {name}r >= {name}v',
+        f'{name}f = tl.where({name}b, 1.0, {name}x)',
+        f"{name}p = tl.where({name}v == float('-inf'), 0.0, tl.where({name}b, {name}x, 1.0))",
         f'{name}t = {name}t * {name}f + {name}p',
-        f'{name} = {name}n',
+        f'{name}r = tl.maximum({name}r, {name}v)',
+        f'{name}f = {name}f{wide}',
+        f'{name}p = {name}p{wide}',
     ]
     gen.finals += [
-        f'{name}m = tl.max({name}, axis=0, keep_dims=True)',
-        f'{name}e = tl.where({name} == {name}m, 1.0, tl.exp({name} - {name}m))',
-        f'{name}t = {sum_text(f"{name}t * {name}e", 0)}',
+        f'{name}m = tl.max({name}r, axis=0, keep_dims=True)',
+        f'{name}e = tl.where(({name}r == {name}m) | (BE == 1), 1.0, tl.exp({name}r - {name}m))',
+        f'{name}t = {sum_text(f"{name}t * {name}e", 0)}{wide}',
+        f'{name}m = {name}m{wide}',
+        f'{name}e = {name}e{wide}',
         f"{name}s = 1.0 / tl.where(tl.abs({name}m) == float('inf'), float('nan'), {name}t)",
     ]
     _store(gen, term, 'out', 'part', f'{name}m', f'{name}m')
@@ -375,9 +401,8 @@ def _add_softmax(gen: Generator, term: Term) -> None:
 def _reads_ahead(gen: Generator) -> bool:
     """Whether a kernel prefetches `col` for the next block of edges. That takes registers, which
     kernels with many values at once lack."""
-    reads = {role for role, _ in gen.loads}
-    many = gen.dots or gen.num_tiles > 1 or reads & {'stats', 'arg', *SOFTMAX_ROLES}
-    return not many
+    many = gen.dots or gen.num_tiles > 1
+    return not (many or any(role in ('arg', *_STATISTICS) for role, _ in gen.loads))
 
 
 class _Variant(NamedTuple):
@@ -410,6 +435,8 @@ def _kernel_text(gen: Generator, outs: list[Out], takes: str) -> str:
     variant, divides = _VARIANTS[takes], takes == 'pieces'
     lines = [
         *ROUNDED_ADD.split('\n'),
+        *WIDENED.split('\n'),
+        *(EXP_OF_MINUS.split('\n') if gen.powers else []),
         *(ROW_OF_TABLE.split('\n') if gen.tables else []),
         *(OWNERS.split('\n') if divides else []),
         f'@triton.jit(do_not_specialize={list(variant.numbers)})',
@@ -452,7 +479,7 @@ def _parameters(gen: Generator, outs: list[Out], variant: _Variant, divides: boo
     return ', '.join([
         *variant.schedule, *(name for name, _ in gen.loads.values()), *results, 'seed_at',
         *variant.numbers, *['LANES: tl.constexpr'] * divides, 'HAS_PERM: tl.constexpr',
-        'OFFSET: tl.constexpr', 'BE: tl.constexpr',
+        'OFFSET: tl.constexpr', 'STAGES: tl.constexpr', 'BE: tl.constexpr',
         *(f'B{k}: tl.constexpr' for k in range(gen.rank)),
         *(f'STEP_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
           if role in NODES),
@@ -489,7 +516,7 @@ def _setup(gen: Generator) -> list[str]:
 def _edge_loop(gen: Generator) -> list[str]:
     """The loop over the edges of a row, in blocks."""
     lines = [f'e = tl.arange(0, BE)[{_along(gen, 0)}]']
-    body = ['o = s + e', 'm = e < end - s']
+    body = ['o = s + e', 'm = (e < end - s) | (BE == 1)']
     if _reads_ahead(gen):
         lines.append('ahead = tl.load(col + begin + e, e < end - begin, 0)')
         body += ['other = ahead', 'ahead = tl.load(col + o + BE, e < end - s - BE, 0)']
@@ -497,4 +524,5 @@ def _edge_loop(gen: Generator) -> list[str]:
         body.append('other = tl.load(col + o, m, 0)')
     if gen.uses_edge:
         body += ['eid = o', 'if HAS_PERM:', '    eid = tl.load(perm + o, m, 0)']
-    return [*lines, 'for s in range(begin, end, BE):', *_indent(1, *body, *gen.lines)]
+    loop = 'for s in tl.range(begin, end, BE, num_stages=STAGES):'
+    return [*lines, loop, *_indent(1, *body, *gen.lines)]

@@ -43,6 +43,39 @@ def added(a, b):
 """
 
 
+# The exponentials of a softmax, which are 0 where they would be below the normal numbers: that
+# saves scaling.
+EXP_OF_MINUS = """@triton.jit
+def exp_of_minus(x):
+    if x.dtype == tl.float64:
+        power = tl.exp(-x)
+    else:
+        power = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32,
+            is_pure=True, pack=1,
+        )
+    return power
+
+
+"""
+
+
+# Numbers in float32, those of bfloat16 two at once.
+WIDENED = """@triton.jit
+def widened(x):
+    if x.dtype == tl.bfloat16 and x.numel > 1:
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32,
+            is_pure=True, pack=2,
+        )
+    else:
+        wide = x.to(tl.float32)
+    return wide
+
+
+"""
+
+
 # Stops the kernel where a row is not one of the table.
 ROW_OF_TABLE = '''@triton.jit
 def row_of_table(row, num_rows: tl.constexpr, wraps: tl.constexpr):

@@ -145,7 +145,7 @@ def _assembly(asm: str, constraints: str, args: list[Block], **options: Any) -> 
         return block(1 / (1 + np.exp(-args[0])))
     if 'ex2' in asm:
         return block(np.exp2(args[0]))
-    if 'cvt.rn' in asm:
+    if 'cvt.rn' in asm or 'shl' in asm:
         return args[0].to(options['dtype'])
     row, count = args
     assert 'trap' in asm

@@ -437,11 +437,13 @@ def test_memory(cuda: torch.device) -> None:
 
 def test_wide_tiles() -> None:
     """For short rows, unless only narrower tiles fit into the cache."""
-    col = torch.zeros(32, dtype=torch.int32)
 
-    def is_wide(num_rows: int, num_cols: int, columns: int = 256) -> bool:
-        of_rows = Schedule(col, col, None, num_rows, None, 32, num_cols)
-        return _cuda._in_wide_tiles(of_rows, 4, columns)
+    def is_wide(
+        num_rows: int, num_cols: int, columns: int = 256, size: int = 4, num_edges: int = 32
+    ) -> bool:
+        col = torch.zeros(num_edges, dtype=torch.int32)
+        of_rows = Schedule(col, col, None, num_rows, None, num_edges, num_cols)
+        return _cuda._in_wide_tiles(of_rows, size, columns)
 
     assert is_wide(1, 40_000)
     assert not is_wide(1, 40_000, 512)
@@ -449,6 +451,9 @@ def test_wide_tiles() -> None:
     assert is_wide(1, 1_000_000)
     assert not is_wide(1, 150_000)
     assert not is_wide(0, 40_000)
+    assert not is_wide(1, 40_000, num_edges=33)
+    assert is_wide(1, 40_000, size=2, num_edges=64)
+    assert not is_wide(1, 40_000, size=2, num_edges=65)
 
 
 @pytest.mark.parametrize('heads', [3, 4, 16])
@@ -458,9 +463,11 @@ def test_columns_of_wide_tiles(heads: int, half: bool, role: str) -> None:
     """The narrowest first; more only where there are as many, in gradients of half types."""
     source: Any = SimpleNamespace(
         sizes=(heads, 64), tiled=True, totals=False, has_maps=False, num_tiles=1, half=half,
-        loads=((role, 0),),
+        loads=((role, 0),), of_softmax=role == 'grad',
     )  # fmt: skip
-    wide = [(tile.edges, *tile.columns) for tile in _cuda.choose_wide_tiles(source)]
+    tiles = _cuda.choose_wide_tiles(source)
+    wide = [(tile.edges, *tile.columns) for tile in tiles]
     first = {3: [], 4: [(1, 4, 64)], 16: [(1, 4, 64)]}[heads]
     more = heads == 16 and half and role == 'grad'
     assert wide == [*first, *[(1, 8, 64)] * more]
+    assert {tile.stages for tile in tiles} <= {(3 if role == 'grad' else 2) if half else 1}

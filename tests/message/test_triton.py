@@ -92,15 +92,15 @@ LAYERS = {
 }
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str, dtype: torch.dtype = torch.float32) -> Plan:
     """What a call of the layer made of its message."""
     if name.startswith('GATv2'):
         layer = FusedGATv2Conv(64, 8, heads=8, edge_dim=int(name.rsplit(' ', 1)[1]))
         layer(torch.rand(9, 64), torch.randint(9, (2, 30)), torch.rand(30, layer.edge_dim))
         assert not why_pygs(layer)
         return gat._entries[layer].last
-    conv = pyg_fast.accelerate(LAYERS[name]())
-    x = torch.rand(9, 16 if 'narrow' in name else 64)
+    conv = pyg_fast.accelerate(LAYERS[name]()).to(dtype)
+    x = torch.rand(9, 16 if 'narrow' in name else 64, dtype=dtype)
     edges = torch.randint(9, (2, 30))
     widths = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24, 'Transformer, edges': 16}
     widths |= {'Rotates': 32, 'Transformer, wide tiles': 16}
@@ -109,14 +109,14 @@ def plan_of(name: str) -> Plan:
     elif name == 'RGAT':
         conv(x, edges, torch.randint(3, (30,)))
     else:
-        conv(x, edges, *([torch.rand(30, widths[name])] if name in widths else []))
+        conv(x, edges, *([torch.rand(30, widths[name], dtype=dtype)] if name in widths else []))
     assert why_pygs(conv) == ''
     return conv._fused_entry.last
 
 
-def recipes(name: str) -> Iterator[Recipe]:
+def recipes(name: str, dtype: torch.dtype = torch.float32) -> Iterator[Recipe]:
     """The kernels of a training step."""
-    plan = plan_of(name)
+    plan = plan_of(name, dtype)
     passes = Passes(plan)
     needs = tuple(True for _ in plan.inputs)
     backward = passes.backward(needs)
@@ -146,13 +146,16 @@ def test_a_result_in_two_types_is_summed_once() -> None:
     assert stores[1] == 2 * stores[0]
 
 
-def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:
-    """The assembly code of a kernel."""
+def compiled(
+    text: str, name: str, constants: dict[str, Any], warps: int, capability: int,
+    features: str = '*fp32',
+) -> str:  # fmt: skip
+    """The assembly code of a kernel, for such pointers to features of nodes and edges."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = jit_function(text, name)
-    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'b0 = 1.0 / b0' in text
+    has_softmax = 'exp_of_minus(' in text or 'b0 = 1.0 / b0' in text
     kinds = {'seed_at': '*i64', 'size': 'i32', 'longest': 'i32'}
     of_graph = ['rowptr', 'col', 'perm', 'owner', 'long_row', 'long_shift', 'long_ptr']
     kinds |= dict.fromkeys(of_graph, '*i32')
@@ -162,6 +165,8 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
             return 'constexpr'
         is_place = not has_softmax and re.fullmatch(r'p?arg\d*', parameter)
         is_number = re.fullmatch(r'num_\w+|size\d+', parameter)
+        if re.fullmatch(r'(src|dst|edge|grad)\d+', parameter):
+            return features
         return kinds.get(parameter, 'i32' if is_number else '*i32' if is_place else '*fp32')
 
     names = function.arg_names
@@ -189,26 +194,47 @@ def check_sums_of_threads(ptx: str) -> None:
     assert not shuffled & {*re.findall(r'fma\.rn\.f32.* (%r\d+);', ptx)}
 
 
+def constants_of(recipe: Recipe) -> dict[str, Any]:
+    constants = {'HAS_PERM': True, 'OFFSET': triton.language.int32, 'BE': recipe.tile.edges}
+    constants |= {f'B{j}': n for j, n in enumerate(recipe.tile.columns)}
+    steps = re.findall(r'(STEP_\w+): tl', recipe.source.text)
+    # Columns of a wider matrix.
+    return {**constants, **dict.fromkeys(steps, 320), 'STAGES': recipe.tile.stages}
+
+
 COMPILED = [*LAYERS, 'GATv2, edges of 16', 'GATv2, edges of 24']
 
 
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiles(name: str) -> None:
     for k, recipe in enumerate(recipes(name), COMPILED.index(name)):
-        tile = (recipe.wide if 'wide' in name and recipe.wide else recipe).tile
-        constants = {'HAS_PERM': True, 'OFFSET': triton.language.int32, 'BE': tile.edges}
-        constants |= {f'B{j}': n for j, n in enumerate(tile.columns)}
-        source = recipe.source
-        steps = re.findall(r'(STEP_\w+): tl', source.text)
-        constants |= dict.fromkeys(steps, 320)  # columns of a wider matrix
+        if 'wide' in name and recipe.wide:
+            recipe = recipe.wide
+        constants, source = constants_of(recipe), recipe.source
         # All three have the same sums; compiling takes long.
         capability = 80 if k % 2 else 90
         text = (source.divides, source.text, source.of_groups)[k % 3]
         if text == source.divides:
             constants['LANES'] = 8
-        ptx = compiled(text, source.name, constants, tile.warps, capability)
+        ptx = compiled(text, source.name, constants, recipe.tile.warps, capability)
         assert f'.target sm_{capability}' in ptx
         assert source.has_dots or 'mma' not in ptx  # TF32 would round.
+
+
+def test_wide_tiles_of_bfloat16() -> None:
+    """Loads of their softmaxes are under way, and two numbers are converted at once."""
+    count = 0
+    for recipe in recipes('Transformer, wide tiles', torch.bfloat16):
+        wide = recipe.wide
+        if wide is None or not wide.source.of_softmax:
+            continue
+        count += 1
+        ptx = compiled(
+            wide.source.text, wide.source.name, constants_of(wide), wide.tile.warps, 90, '*bf16'
+        )
+        assert 'cp.async.cg' in ptx
+        assert 'and.b32' in ptx
+    assert count
 
 
 def test_edge_features_are_mapped_for_heads_at_once() -> None:
