@@ -146,7 +146,7 @@ class GraphEdges:
         return torch.from_numpy(graphs.ptr[NODES, :-1].copy())
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.owner(EDGES).clone(), batch.offsets(EDGES).clone()
+        return batch.owner(EDGES).clone(), batch.offsets(EDGES)
 
 
 def add_ring(edge_index: Tensor, batch: DeviceRows) -> Tensor:
