@@ -106,8 +106,9 @@ class Selection:
             extra = 1, *padding, *[0] * (len(num_rows) - EDGES - 1)
             num_rows = [rows + more for rows, more in zip(num_rows, extra, strict=True)]
             shifts = [True] * len(shifts)
-            self.start = np.column_stack([self.start, self._levels.ptr[:, -1]])
-            self.ptr = np.column_stack([self.ptr, num_rows])
+            ends = np.array(num_rows)[:, None]
+            self.start = np.concatenate([self.start, self._levels.ptr[:, -1:]], axis=1)
+            self.ptr = np.concatenate([self.ptr, ends], axis=1)
         self.num_graphs = num_rows[GRAPHS]
         #: The sizes of the batch.
         self.sizes = Sizes(len(self.ids), padding is not None, num_rows, shifts)

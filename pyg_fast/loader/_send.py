@@ -1,6 +1,9 @@
 """Sends arrays to a device: all of a batch by one copy, for which nothing waits."""
 
+import functools
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -55,17 +58,22 @@ def pack(arrays: Sequence[Array], pin: bool) -> Tensor:
     flat = torch.empty(begins[-1], dtype=torch.uint8, device='cpu', pin_memory=pin)
     memory = flat.numpy()
     for begin, array in zip(begins, arrays, strict=False):
-        part = memory[begin : begin + array.nbytes]
-        _write(array, part.view(array.dtype).reshape(array.shape))
+        _write(array, np.ndarray(array.shape, array.dtype, memory, begin))
     return flat
 
 
 def unpack(flat: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
     """The parts of packed memory, as tensors like the arrays."""
-    return [
-        flat[begin : begin + array.nbytes].view(_dtype_of(array)).view(array.shape)
-        for begin, array in zip(_begins(arrays), arrays, strict=False)
-    ]
+    typed: dict[np.dtype, Tensor] = {}
+    out = []
+    for begin, array in zip(_begins(arrays), arrays, strict=False):
+        if array.dtype not in typed:
+            typed[array.dtype] = flat.view(_dtype_of(array.dtype))
+        strides = [math.prod(array.shape[k + 1 :]) for k in range(len(array.shape))]
+        out.append(
+            typed[array.dtype].as_strided(array.shape, strides, begin // array.dtype.itemsize)
+        )
+    return out
 
 
 def _write(array: Array, out: np.ndarray) -> None:
@@ -80,11 +88,9 @@ def _write(array: Array, out: np.ndarray) -> None:
 
 def _begins(arrays: Sequence[Array]) -> list[int]:
     """Where each array begins, and the end."""
-    begins = [0]
-    for array in arrays:
-        begins.append(begins[-1] + -(-array.nbytes // _ALIGNED) * _ALIGNED)
-    return begins
+    return [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
 
 
-def _dtype_of(array: Array) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+@functools.cache
+def _dtype_of(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
