@@ -607,6 +607,21 @@ def test_batches_on_several_streams(cuda: torch.device) -> None:
     same_batches(batches, DataLoader(graphs, 4))
 
 
+def test_structure_on_another_stream(cuda: torch.device) -> None:
+    """It waits for the stream of the loader, and that alone."""
+    loader, side = iter(GraphLoader(molecules(24), 8, device=cuda)), torch.cuda.Stream()
+    next(loader)
+    with no_waiting(), torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        batch = next(loader)
+        size = batch.num_nodes
+    with no_waiting():
+        found = [t.clone() for t in graph_of(batch.edge_index, size, size)[:6] if t is not None]
+    torch.cuda.synchronize()
+    wanted = [t for t in graph_of(batch.edge_index, size, size)[:6] if t is not None]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_layers_do_not_wait_for_a_structure(cuda: torch.device) -> None:
     loader = GraphLoader(molecules(24), 8, device=cuda)
     net = pyg_fast.accelerate(GCNConv(4, 8).to(cuda))
