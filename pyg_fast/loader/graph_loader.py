@@ -376,7 +376,7 @@ def _order_of(sampler: Iterable[int]) -> Ints:
         generator = torch.Generator().manual_seed(seed)
     # It draws one permutation more than it gives, if that is a multiple.
     orders = [torch.randperm(count, generator=generator) for _ in range(wanted // count + 1)]
-    return torch.cat(orders)[:wanted].numpy()
+    return torch.cat(orders)[:wanted].cpu().numpy()
 
 
 def _resolve_ids(index: object, count: int) -> Ints:

@@ -16,6 +16,7 @@ import torch_geometric.transforms as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, Subset
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
@@ -255,6 +256,29 @@ def test_many_batches(device: torch.device) -> None:
     tensors = [t for batch in batches for t in batch._store._mapping.values()]
     parts = [t.as_tensor() if isinstance(t, EdgeIndex) else t for t in tensors]
     assert len({t.untyped_storage().data_ptr() for t in parts}) == len(parts)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_few_operations_for_each_batch(device: torch.device) -> None:
+    """Two kernels, the copy of `ptr`, and rows of structures: what batches have in common is done
+    for many at once."""
+    loader, counts = GraphLoader(molecules(128), 2, True, device=device), []
+    batches = iter(loader)
+    for _ in range(60):
+        with Operations() as operations:
+            next(batches)
+        counts.append(operations.count)
+    assert counts[0] > max(counts[1:])
+    assert max(counts[1:]) <= 5
 
 
 class Stored(InMemoryDataset):
