@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Bytes: where an array may begin.
 _ALIGNED = 16
+# Of most arrays: their memory is a tensor of it.
+_NUMBER = np.dtype(np.int64)
 
 
 class Tail(NamedTuple):
@@ -55,7 +57,8 @@ def pack(arrays: Sequence[Array], pin: bool) -> Tensor:
     """Writes arrays side by side into one piece of host memory. Torch does not use pinned memory
     for anything else before copies of it have run."""
     begins = _begins(arrays)
-    flat = torch.empty(begins[-1], dtype=torch.uint8, device='cpu', pin_memory=pin)
+    size = begins[-1] // _NUMBER.itemsize
+    flat = torch.empty(size, dtype=torch.int64, device='cpu', pin_memory=pin)
     memory = flat.numpy()
     for begin, array in zip(begins, arrays, strict=False):
         _write(array, np.ndarray(array.shape, array.dtype, memory, begin))
@@ -64,7 +67,7 @@ def pack(arrays: Sequence[Array], pin: bool) -> Tensor:
 
 def unpack(flat: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
     """The parts of packed memory, as tensors like the arrays."""
-    typed: dict[np.dtype, Tensor] = {}
+    typed = {_NUMBER: flat}
     out = []
     for begin, array in zip(_begins(arrays), arrays, strict=False):
         if array.dtype not in typed:
