@@ -15,6 +15,7 @@ from pyg_fast._batches.filling import Filling, StaticNumbers
 from pyg_fast._batches.inputs import StaticBatch, _values_of
 from pyg_fast._batches.record import recorder_of
 from pyg_fast.loader import GraphLoader
+from pyg_fast.loader._selection import Selection
 from tests._replays import Replays
 from tests.loader._small_graphs import NAMES, OF_PAIRS, check_equal, molecules, random_graphs
 
@@ -45,7 +46,7 @@ class Fillings:
 
     def fill(self, draw: Any, batch: Batch) -> StaticBatch:
         """The memory of the size of a batch, with that of the draw."""
-        graphs = self._collated.select(*draw)
+        graphs = Selection(draw)
         key = tuple(graphs.num_rows)
         if key not in self.by_size:
             inputs = StaticBatch(batch)
@@ -205,7 +206,7 @@ def test_many_batches_without_a_wait(cuda: torch.device) -> None:
         with torch.cuda.stream(torch.cuda.Stream(cuda)):
             torch.cuda._sleep(2_000_000_000)
             for draw in loader._draw():
-                key = tuple(loader._collated.select(*draw).num_rows)
+                key = tuple(Selection(draw).num_rows)
                 if draw.padding is not None and key in fillings.by_size:
                     inputs = fillings.fill(draw, None)  # type: ignore[arg-type]
                     leaves = [t.clone() for t in inputs._leaves if isinstance(t, Tensor)]

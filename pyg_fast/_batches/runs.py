@@ -24,7 +24,7 @@ from ..graph.small_graphs import small_graphs
 from ..loader import GraphLoader
 from ..loader._collated import Collated
 from ..loader._levels import GRAPHS, NumReal
-from ..loader._selection import Draw
+from ..loader._selection import Draw, Selection
 from ..nn._layer import FusedModule
 from .check import Result, check_padding
 from .filling import Filling
@@ -159,7 +159,7 @@ class Runs:
     def _without_padding(self, given: Batch | Draw) -> Batch:
         """The batch with its own sizes. It has masks, which losses of nodes and edges read."""
         if isinstance(given, Draw):
-            return self._collated.make_batch(given.ids, None, masks=True)
+            return self._collated.make_batch(given._replace(padding=None), masks=True)
         real = num_real_of(given)
         if real is None:
             return given
@@ -172,7 +172,7 @@ class Runs:
         by the loader. Those are batches without padding, and the first ones of a size."""
         if draw.padding is None:
             return None
-        graphs = self._collated.select(*draw)
+        graphs = Selection(draw)
         slot = self._slots.get(Rows(*graphs.num_rows))
         if slot is None or slot.replay is None or self._is_too_small(graphs.real):
             return None

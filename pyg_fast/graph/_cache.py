@@ -43,25 +43,44 @@ class SampledHops(NamedTuple):
 
 
 class Made:
-    """Where tensors of a GPU were made: the current stream, and an event behind all its work."""
+    """Where tensors of a GPU were made: the current stream, and an event behind all its work.
 
-    def __init__(self, device: torch.device) -> None:
-        stream = torch.cuda.current_stream(device)
-        self.stream, self.event = stream.cuda_stream, stream.record_event()
+    Args:
+        device: The GPU.
+        late: Records the event when another stream asks for it, so behind later work, too: for
+            tensors that most often the same stream reads, which needs none.
+    """
+
+    def __init__(self, device: torch.device, late: bool = False) -> None:
+        # Ten times as fast as `torch.cuda.current_stream`.
+        self.stream: int = torch._C._cuda_getCurrentRawStream(device.index)
+        self._parts = torch._C._cuda_getCurrentStream(device.index)
+        self._event = None if late else self._record()
+
+    def _record(self) -> torch.cuda.Event:
+        number, index, kind = self._parts
+        stream = torch.cuda.Stream(stream_id=number, device_index=index, device_type=kind)
+        return stream.record_event()
+
+    @property
+    def event(self) -> torch.cuda.Event:
+        """The event."""
+        self._event = self._event or self._record()
+        return self._event
 
     @classmethod
-    def here(cls, tensor: Tensor) -> 'Made | None':
+    def here(cls, tensor: Tensor, late: bool = False) -> 'Made | None':
         """The current stream, outside of a capture; None: no GPU."""
-        return cls(tensor.device) if tensor.is_cuda else None
+        return cls(tensor.device, late) if tensor.is_cuda else None
 
 
 class Entry(Generic[T]):
     """A value made of tensors, and the CUDA streams on which it may be read; :obj:`made` says how
-    it was made, if not here and now."""
+    it was made, if not here and now. Nothing waits for it if that is :obj:`None`."""
 
     def __init__(self, value: T, wait: bool, made: Made | None = None) -> None:
         self.value = value
-        self.event: torch.cuda.Event | None = None
+        self.made: Made | None = None
         self.device = _gpu_of(value)
         if self.device is None:
             return
@@ -70,22 +89,21 @@ class Entry(Generic[T]):
             stream.synchronize()
             self.streams = {stream.cuda_stream}
         else:
-            made = made or Made(self.device)
-            self.streams, self.event = {made.stream}, made.event
+            self.made = made or Made(self.device)
+            self.streams = {self.made.stream}
 
     def is_ready(self) -> bool:
         """Makes the current stream wait for the value, and its memory wait for the stream; False
         in a capture, which cannot wait."""
         if self.device is None:
             return True
-        # Ten times as fast as `torch.cuda.current_stream`.
         if torch._C._cuda_getCurrentRawStream(self.device.index) in self.streams:
             return True
         stream = torch.cuda.current_stream(self.device)
-        if self.event is not None:
+        if self.made is not None:
             if torch.cuda.is_current_stream_capturing():
                 return False
-            stream.wait_event(self.event)
+            stream.wait_event(self.made.event)
         for tensor in tensors_of(self.value):
             tensor.record_stream(stream)
         self.streams.add(stream.cuda_stream)
@@ -175,7 +193,7 @@ def look_up(edge_index: EdgeIndex, request: Request) -> Any:
         # Methods of EdgeIndex cannot be traced, but attributes can.
         cache = getattr(edge_index, _CACHE, None)
         entry = cache.entries.get(request) if isinstance(cache, Cache) else None
-        return None if entry is None or entry.event is not None else entry.value
+        return None if entry is None or entry.made is not None else entry.value
     cache = cache_of(edge_index)
     entry = cache.entries.get(request)
     if entry is None:
@@ -258,7 +276,7 @@ def store(edge_index: EdgeIndex, request: Request, value: object, wait: bool | N
     if is_capturing(cache.data):
         return
     if wait is None:
-        wait = all(entry.event is None for entry in cache.entries.values())
+        wait = all(entry.made is None for entry in cache.entries.values())
     cache.entries[request] = Entry(value, wait)
     if edge_index._indptr is not None and edge_index._T_indptr is not None:
         _by_indptr[id(edge_index._indptr)] = edge_index

@@ -92,7 +92,7 @@ class TensorAttribute:
         if not batch.sizes.shifts[self.inc_level]:
             return None
         dtype = torch.result_type(torch.empty(1, dtype=self.dtype), torch.tensor(0))
-        offset = batch.offsets(self.inc_level)[:-1].to(dtype)
+        offset = batch.ptr[self.inc_level, :-1].to(dtype)
         return offset.index_select(0, batch.owner(self.level)).view(-1, *[1] * (rank - 1))
 
     def slices(self, graphs: Selection) -> Tensor:
@@ -106,7 +106,7 @@ class TensorAttribute:
         return torch.from_numpy(graphs.ptr[self.inc_level, :-1].copy())
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.owner(self.level).clone(), batch.offsets(self.level).clone()
+        return batch.owner(self.level).clone(), batch.offsets(self.level)
 
     def cut(self, value: object, counts: Counts) -> object:
         return cut_rows(value, self.level, counts, self.dim)
@@ -137,7 +137,7 @@ class ObjectAttribute:
         return None
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.owner(GRAPHS).clone(), batch.offsets(GRAPHS).clone()
+        return batch.owner(GRAPHS).clone(), batch.offsets(GRAPHS)
 
     def cut(self, value: object, counts: Counts) -> object:
         assert isinstance(value, list)

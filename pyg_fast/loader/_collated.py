@@ -19,10 +19,10 @@ from ..errors import DtypeError, ShapeError
 from ..graph.prepared_graph import list_of
 from ._attributes import Attribute, Column, Order, Slices, cut_rows
 from ._edges import GraphEdges, add_ring
-from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal, Padding
+from ._levels import EDGES, GRAPHS, NODES, Ints, Levels, NumReal
 from ._place import Place
 from ._read_graphs import with_bar
-from ._selection import DeviceRows, RowSources, Selection
+from ._selection import DeviceRows, Draw, RowSources, Selection
 from ._send import send
 
 _log = logging.getLogger('pyg_fast')
@@ -90,21 +90,20 @@ class Collated:
         """The attributes with names of masks of the padding."""
         return [name for name in _MASKS if name in self._attributes]
 
-    def make_batch(self, ids: Ints, padding: Padding | None, masks: bool) -> Batch:
-        """The batch of these graphs, filled up by a padding.
+    def make_batch(self, draw: Draw, masks: bool) -> Batch:
+        """The batch of some graphs, filled up by their padding.
 
         Args:
-            ids: The graphs.
-            padding: The nodes and edges of one more graph.
+            draw: The graphs.
             masks: Whether the batch tells which nodes, edges and graphs are not of the padding.
         """
-        graphs = self.select(ids, padding)
-        sent = send(graphs.numbers(), self.device)
+        graphs = Selection(draw)
+        sent = draw.send(self.device) or send(graphs.numbers(), self.device)
         out, store = _copy_of(self._template)
         values = store._mapping
-        values.update(self.values(DeviceRows(graphs.sizes, sent, ids), masks))
+        values.update(self.values(DeviceRows(graphs.sizes, sent, graphs.ids), masks))
         if self._edges is not None:
-            values['edge_index'] = self._edges.join(values['edge_index'], padding)
+            values['edge_index'] = self._edges.join(values['edge_index'], draw.padding)
         if 'num_nodes' in self._attributes:
             store.__dict__['_num_nodes'] = np.diff(graphs.ptr[NODES]).tolist()
         store.__dict__['_num_graphs'] = graphs.num_graphs
@@ -112,10 +111,6 @@ class Collated:
         for name in ('slices', 'incs'):
             store.__dict__[_NAMES[name]] = Lazy(partial(self._tell, name, graphs))
         return out
-
-    def select(self, ids: Ints, padding: Padding | None) -> Selection:
-        """Where the rows of a batch of these graphs lie."""
-        return Selection(self.levels, ids, padding)
 
     def values(self, batch: DeviceRows, masks: bool) -> dict[str, object]:
         """The values of a batch, made by operations on its device; those of an

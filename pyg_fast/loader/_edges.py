@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..graph._cache import cache_of
+from ..graph._cache import Made, cache_of
 from ..graph.batch_edge_index import DisjointEdgeIndex
 from ..graph.graph import graph_of, keep_graph
+from ..ops._edges import is_capturing
 from ..ops.join_edges import join_edges
 from ..sparse.graph import Graph
 from ..sparse.to_csr import to_csr, to_csr_csc
@@ -38,15 +39,17 @@ class EdgeTensors(NamedTuple):
         parts = edge_index._indptr, graph.rowptr, graph.col, *graph[3:6]
         return cls(edge_index.as_tensor(), *(part for part in parts if part is not None))
 
-    def to_edge_index(self, longest_row: int | None, is_loop_free: bool) -> DisjointEdgeIndex:
-        """The edges as a model takes them."""
+    def to_edge_index(
+        self, longest_row: int | None, is_loop_free: bool, made: Made | None = None
+    ) -> DisjointEdgeIndex:
+        """The edges as a model takes them; `made` as of :func:`~..graph.graph.keep_graph`."""
         ends, indptr, rowptr, col, t_rowptr, t_col, t_perm = self
         size = rowptr.size(0) - 1
         graph = Graph(
             rowptr, col, None, t_rowptr, t_col, t_perm, size, size, longest_row=longest_row
         )
         out = DisjointEdgeIndex.of(ends, indptr)
-        keep_graph(cache_of(out), graph, is_loop_free)
+        keep_graph(cache_of(out), graph, is_loop_free, made)
         return out
 
 
@@ -118,7 +121,9 @@ class GraphEdges:
         longest_row = self.longest_row
         if padding is not None:
             longest_row = max(longest_row, longest_row_of(padding))
-        return tensors.to_edge_index(longest_row, self.is_loop_free)
+        ends = tensors.ends
+        made = None if is_capturing(ends) else Made.here(ends, late=True)
+        return tensors.to_edge_index(longest_row, self.is_loop_free, made)
 
     def cut(self, value: object, counts: Counts) -> object:
         if NODES not in counts or EDGES not in counts:
@@ -146,7 +151,7 @@ class GraphEdges:
         return torch.from_numpy(graphs.ptr[NODES, :-1].copy())
 
     def follow(self, batch: DeviceRows) -> tuple[Tensor, Tensor]:
-        return batch.owner(EDGES).clone(), batch.offsets(EDGES).clone()
+        return batch.owner(EDGES).clone(), batch.offsets(EDGES)
 
 
 def add_ring(edge_index: Tensor, batch: DeviceRows) -> Tensor:

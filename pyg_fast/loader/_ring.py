@@ -21,7 +21,7 @@ def ring_of(padding: Padding, num_nodes: int, num_edges: int) -> tuple[Tail, Tai
     """
     count, extra = padding
     rows = np.arange(count + 1) * extra // count
-    dst = np.repeat(np.arange(num_nodes, num_nodes + count), np.diff(rows))
+    dst = np.repeat(np.arange(num_nodes, num_nodes + count), rows[1:] - rows[:-1])
     positions = np.arange(num_edges, num_edges + extra)
     # The edges of the last node come from the first one, and so first in the order by source.
     split = int(rows[-2])

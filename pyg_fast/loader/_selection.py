@@ -8,16 +8,64 @@ import torch
 from torch import Tensor
 
 from ..ops.join_edges import take_rows
-from ._levels import EDGES, Ints, Levels, NumReal, Padding
+from ._levels import EDGES, GRAPHS, Ints, Levels, NumReal, Padding
 from ._ring import ring_of
-from ._send import Array
+from ._send import Array, send
+
+
+class Draws:
+    """Where the rows of the graphs of some batches lie, which takes as long as for one batch.
+
+    Args:
+        levels: The levels of the dataset.
+        ids: The graphs of each batch, as many in all :math:`(N, B)`.
+    """
+
+    def __init__(self, levels: Levels, ids: Ints) -> None:
+        first, last = levels.ptr, ids.shape[1] - 1
+        start, end = (first.take(at, axis=1).swapaxes(0, 1) for at in (ids, ids + 1))
+        self.levels, self.ids = levels, ids
+        #: Of each batch and level the first row of each graph in the dataset.
+        self.start = np.ascontiguousarray(start)
+        #: The same in the batch, and the number of rows.
+        self.ptr = np.zeros((len(ids), len(first), last + 2), dtype=np.int64)
+        np.cumsum(end - start, axis=2, out=self.ptr[:, :, 1:])
+        self.num_rows: list[list[int]] = self.ptr[:, :, -1].tolist()
+        self.shifts: list[list[bool]] = (self.ptr[:, :, last] != 0).tolist()
+        self._sent: list[tuple[Tensor, ...]] | None = None
+        self._stream: int | None = None
+
+    def send(self, number: int, device: torch.device) -> Sequence[Tensor] | None:
+        """The numbers :attr:`ptr` and :attr:`start` of a batch on the device, which a batch must
+        not keep: those of all batches are sent by one copy. None: another stream has them."""
+        stream = None
+        if device.type != 'cpu':
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            if torch.cuda.is_current_stream_capturing():
+                return None
+        if self._sent is None:
+            sent = send([self.ptr, self.start], device)
+            self._sent, self._stream = list(zip(*(t.unbind() for t in sent), strict=True)), stream
+        return self._sent[number] if self._stream == stream else None
 
 
 class Draw(NamedTuple):
     """The graphs that a batch will have, and what fills it up."""
 
-    ids: Ints
-    padding: Padding | None
+    draws: Draws  # of this batch and others
+    number: int  # of the batch
+    padding: Padding | None = None
+
+    @property
+    def num_rows(self) -> Sequence[int]:
+        """The number of rows of each level, without those of the padding."""
+        return self.draws.num_rows[self.number]
+
+    def send(self, device: torch.device) -> Sequence[Tensor] | None:
+        """As :meth:`Selection.numbers`, on the device; None: they must be sent alone."""
+        if self.padding is not None or self.draws.levels.incs:
+            return None
+        return self.draws.send(self.number, device)
 
 
 class Sizes(NamedTuple):
@@ -33,8 +81,8 @@ class Sizes(NamedTuple):
 
     num_real: int
     is_padded: bool
-    num_rows: tuple[int, ...]
-    shifts: tuple[bool, ...]
+    num_rows: Sequence[int]
+    shifts: Sequence[bool]
 
 
 class Selection:
@@ -44,24 +92,26 @@ class Selection:
     the dataset, which are zero.
     """
 
-    def __init__(self, levels: Levels, ids: Ints, padding: Padding | None = None) -> None:
-        self.ids, self.padding, self._levels = ids, padding, levels
-        ends = levels.ptr
-        start, count = ends.take(ids, axis=1), ends.take(ids + 1, axis=1)
-        count -= start
-        if padding is not None:
-            extra = np.zeros((len(ends), 1), dtype=np.int64)
-            extra[: EDGES + 1, 0] = 1, *padding
-            count = np.concatenate([count, extra], axis=1)
-            start = np.concatenate([start, ends[:, -1:]], axis=1)
-        self.num_graphs = count.shape[1]
-        #: Of each level the first row of each graph in the dataset.
-        self.start = start
-        #: The same in the batch, and the number of rows.
-        self.ptr = np.zeros((len(ends), self.num_graphs + 1), dtype=np.int64)
-        np.cumsum(count, axis=1, out=self.ptr[:, 1:])
+    def __init__(self, draw: Draw) -> None:
+        draws, number, padding = draw
+        self.ids: Ints = draws.ids[number]
+        self.padding, self._levels = padding, draws.levels
+        num_rows, shifts = draws.num_rows[number], draws.shifts[number]
         #: The numbers of rows that are not of the padding.
-        self.real = NumReal(*self.ptr[: EDGES + 1, len(ids)].tolist())
+        self.real = NumReal(*num_rows[: EDGES + 1])
+        #: As of :class:`Draws`.
+        self.start: Ints = draws.start[number]
+        self.ptr: Ints = draws.ptr[number]
+        if padding is not None:
+            extra = 1, *padding, *[0] * (len(num_rows) - EDGES - 1)
+            num_rows = [rows + more for rows, more in zip(num_rows, extra, strict=True)]
+            shifts = [True] * len(shifts)
+            ends = np.array(num_rows)[:, None]
+            self.start = np.concatenate([self.start, self._levels.ptr[:, -1:]], axis=1)
+            self.ptr = np.concatenate([self.ptr, ends], axis=1)
+        self.num_graphs = num_rows[GRAPHS]
+        #: The sizes of the batch.
+        self.sizes = Sizes(len(self.ids), padding is not None, num_rows, shifts)
 
     def incs(self, number: int) -> Tensor:
         """What PyG adds to the rows of each graph, of increments that are tensors."""
@@ -71,18 +121,9 @@ class Selection:
         return out
 
     @property
-    def num_rows(self) -> list[int]:
+    def num_rows(self) -> Sequence[int]:
         """The numbers of graphs, nodes and edges."""
-        num_rows: list[int] = self.ptr[: EDGES + 1, -1].tolist()
-        return num_rows
-
-    @property
-    def sizes(self) -> Sizes:
-        """The sizes of the batch."""
-        is_padded = self.padding is not None
-        shifts = is_padded | (self.ptr[:, self.num_graphs - 1] != 0)
-        num_rows = self.ptr[:, -1].tolist()
-        return Sizes(len(self.ids), is_padded, *map(tuple, (num_rows, shifts.tolist())))
+        return self.sizes.num_rows[: EDGES + 1]
 
     def numbers(self) -> list[Array]:
         """All that a device must know of the graphs: arrays whose shapes depend on the sizes of
@@ -91,7 +132,7 @@ class Selection:
         ring = () if self.padding is None else ring_of(
             self.padding, self.real.nodes, self.real.edges
         )  # fmt: skip
-        return [self.ptr.copy(), self.start, *incs, *ring]
+        return [self.ptr, self.start, *incs, *ring]
 
 
 class RowSources:
@@ -144,8 +185,8 @@ class DeviceRows:
         return self.sizes.num_rows[level]
 
     def offsets(self, level: int) -> Tensor:
-        """The first row of each graph in the batch, and the number of rows, int64."""
-        return self.ptr[level]
+        """The first row of each graph in the batch, and the number of rows, int64: a new tensor."""
+        return torch.select_copy(self.ptr, 0, level)
 
     def incs(self, number: int) -> Tensor:
         """What PyG adds to the rows of each graph, of increments that are tensors."""

@@ -1,6 +1,9 @@
 """Sends arrays to a device: all of a batch by one copy, for which nothing waits."""
 
+import functools
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -9,6 +12,8 @@ from torch import Tensor
 
 # Bytes: where an array may begin.
 _ALIGNED = 16
+# Of most arrays: their memory is a tensor of it.
+_NUMBER = np.dtype(np.int64)
 
 
 class Tail(NamedTuple):
@@ -52,20 +57,26 @@ def pack(arrays: Sequence[Array], pin: bool) -> Tensor:
     """Writes arrays side by side into one piece of host memory. Torch does not use pinned memory
     for anything else before copies of it have run."""
     begins = _begins(arrays)
-    flat = torch.empty(begins[-1], dtype=torch.uint8, device='cpu', pin_memory=pin)
+    size = begins[-1] // _NUMBER.itemsize
+    flat = torch.empty(size, dtype=torch.int64, device='cpu', pin_memory=pin)
     memory = flat.numpy()
     for begin, array in zip(begins, arrays, strict=False):
-        part = memory[begin : begin + array.nbytes]
-        _write(array, part.view(array.dtype).reshape(array.shape))
+        _write(array, np.ndarray(array.shape, array.dtype, memory, begin))
     return flat
 
 
 def unpack(flat: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
     """The parts of packed memory, as tensors like the arrays."""
-    return [
-        flat[begin : begin + array.nbytes].view(_dtype_of(array)).view(array.shape)
-        for begin, array in zip(_begins(arrays), arrays, strict=False)
-    ]
+    typed = {_NUMBER: flat}
+    out = []
+    for begin, array in zip(_begins(arrays), arrays, strict=False):
+        if array.dtype not in typed:
+            typed[array.dtype] = flat.view(_dtype_of(array.dtype))
+        strides = [math.prod(array.shape[k + 1 :]) for k in range(len(array.shape))]
+        out.append(
+            typed[array.dtype].as_strided(array.shape, strides, begin // array.dtype.itemsize)
+        )
+    return out
 
 
 def _write(array: Array, out: np.ndarray) -> None:
@@ -80,11 +91,9 @@ def _write(array: Array, out: np.ndarray) -> None:
 
 def _begins(arrays: Sequence[Array]) -> list[int]:
     """Where each array begins, and the end."""
-    begins = [0]
-    for array in arrays:
-        begins.append(begins[-1] + -(-array.nbytes // _ALIGNED) * _ALIGNED)
-    return begins
+    return [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
 
 
-def _dtype_of(array: Array) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+@functools.cache
+def _dtype_of(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

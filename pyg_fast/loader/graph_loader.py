@@ -24,7 +24,7 @@ from ._buckets import (
     sum_batches,
 )
 from ._collated import Collated
-from ._levels import Ints, Padding
+from ._levels import EDGES, Ints
 from ._options import (
     check_bool,
     check_choice,
@@ -34,12 +34,14 @@ from ._options import (
 )
 from ._place import Place
 from ._read_graphs import GraphDataset, check_dataset, check_item, read_graphs
-from ._selection import Draw
+from ._selection import Draw, Draws
 
 _log = logging.getLogger('pyg_fast')
 _EDGE_ORDERS = ('sorted', 'dataset')
 # They end, and give graphs in order or shuffled.
 _SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
+# Of batches whose numbers are made at once.
+_MOST_BATCHES, _MOST_GRAPHS = 64, 1 << 16
 
 
 class GraphLoader(DataLoader):
@@ -204,33 +206,44 @@ class GraphLoader(DataLoader):
             self._graphs = graphs
 
     def __iter__(self) -> Iterator[BaseData]:
+        if self._graphs is not None:
+            return (self._make_by_pyg(ids) for some in self._begin() for ids in some)
         return (self._make_batch(draw) for draw in self._draw())
 
     def _draw(self) -> Iterator[Draw]:
         """Begins an epoch, and gives the graphs of each batch."""
+        return self._draws(self._begin())
+
+    def _begin(self) -> Iterator[Ints]:
+        """Begins an epoch, and gives the graphs of some batches at a time."""
         # As torch's loader, so that batches of the same seed are the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         if self.num_replicas is not None:
             self.sampler.set_epoch(self.epoch)
         self.epoch += 1
-        return self._draws()
+        return self._ids()
 
-    def _draws(self) -> Iterator[Draw]:
-        for ids in self._ids():
-            yield Draw(ids, self._fit(ids))
+    def _draws(self, batches: Iterator[Ints]) -> Iterator[Draw]:
+        assert self._collated is not None
+        for ids in batches:
+            draws = Draws(self._collated.levels, ids)
+            for number in range(len(ids)):
+                yield self._fit(Draw(draws, number))
         if self.pad is not None and self._buckets is None:
             self._buckets = self._choose_seen()
 
     def _ids(self) -> Iterator[Ints]:
-        """The graphs of each batch of an epoch."""
         if self.batch_size is None or type(self.sampler) not in _SAMPLERS:
             for ids in self.batch_sampler:
-                yield _resolve_ids(ids, len(self.dataset))
+                yield _resolve_ids(ids, len(self.dataset))[None]
             return
-        order, size = np.fromiter(self.sampler, dtype=np.int64), self.batch_size
-        end = len(order) - len(order) % size if self.drop_last else len(order)
-        for begin in range(0, end, size):
-            yield order[begin : begin + size]
+        order, size = _order_of(self.sampler), self.batch_size
+        whole = len(order) - len(order) % size
+        step = size * max(1, min(_MOST_BATCHES, _MOST_GRAPHS // size))
+        for begin in range(0, whole, step):
+            yield order[begin : min(begin + step, whole)].reshape(-1, size)
+        if whole < len(order) and not self.drop_last:
+            yield order[None, whole:]
 
     def __call__(self, index: Iterable[int]) -> BaseData:
         """The batch of these graphs, padded if it fits into a bucket.
@@ -240,28 +253,32 @@ class GraphLoader(DataLoader):
             TypeError: If :obj:`index` holds no integers.
         """
         ids = _resolve_ids(index, len(self.dataset))
-        return self._make_batch(Draw(ids, self._fit(ids)))
+        if self._collated is None:
+            return self._make_by_pyg(ids)
+        return self._make_batch(self._fit(Draw(Draws(self._collated.levels, ids[None]), 0)))
 
-    def _fit(self, ids: Ints) -> Padding | None:
-        """The padding of a batch of these graphs; None: it has none."""
+    def _fit(self, draw: Draw) -> Draw:
+        """The graphs with the padding of their batch, if it has one."""
         if self.pad is None:
-            return None
-        assert self._collated is not None
-        size = int(self._collated.num_nodes[ids].sum()), int(self._collated.num_edges[ids].sum())
+            return draw
+        count, nodes, edges = draw.num_rows[: EDGES + 1]
         if self._buckets is None:
-            self._seen.setdefault(len(ids), []).append(size)
-            return None
-        if len(ids) != self._buckets.num_graphs:
-            return None
-        padding = self._buckets.fit(*size)
-        self.num_unpadded += padding is None
-        return padding
+            self._seen.setdefault(count, []).append((nodes, edges))
+            return draw
+        if count != self._buckets.num_graphs:
+            return draw
+        padding = self._buckets.fit(nodes, edges)
+        if padding is None:
+            self.num_unpadded += 1
+        return draw._replace(padding=padding)
 
     def _make_batch(self, draw: Draw) -> BaseData:
-        if self._collated is not None:
-            return self._collated.make_batch(*draw, masks=self.pad is not None)
+        assert self._collated is not None
+        return self._collated.make_batch(draw, masks=self.pad is not None)
+
+    def _make_by_pyg(self, ids: Ints) -> BaseData:
         assert self._graphs is not None
-        batch = self.collate_fn([self._graphs[k] for k in draw.ids.tolist()])
+        batch = self.collate_fn([self._graphs[k] for k in ids.tolist()])
         return batch if self.device is None else _move(batch, self.device)
 
     def _choose_buckets(self) -> Buckets | None:
@@ -345,6 +362,21 @@ def _share(
         seed,
         drop_last,
     )
+
+
+def _order_of(sampler: Iterable[int]) -> Ints:
+    """What torch's samplers give, without a Python number for each graph."""
+    if type(sampler) is SequentialSampler:
+        return np.arange(len(sampler))
+    if type(sampler) is not RandomSampler or sampler.replacement:
+        return np.fromiter(sampler, dtype=np.int64)
+    count, wanted, generator = len(sampler.data_source), sampler.num_samples, sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator().manual_seed(seed)
+    # It draws one permutation more than it gives, if that is a multiple.
+    orders = [torch.randperm(count, generator=generator) for _ in range(wanted // count + 1)]
+    return torch.cat(orders)[:wanted].cpu().numpy()
 
 
 def _resolve_ids(index: object, count: int) -> Ints:

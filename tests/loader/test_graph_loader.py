@@ -16,7 +16,8 @@ import torch_geometric.transforms as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DistributedSampler, Subset
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, Subset
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -229,6 +230,55 @@ def test_generator(device: torch.device) -> None:
     ]  # fmt: skip
     for _ in range(3):
         same_batches(*loaders)
+
+
+@pytest.mark.parametrize('options', [
+    {}, {'num_samples': 7}, {'num_samples': 45}, {'replacement': True, 'num_samples': 33},
+])  # fmt: skip
+@pytest.mark.parametrize('has_generator', [False, True])
+def test_random_samplers(options: dict[str, Any], has_generator: bool) -> None:
+    """Their orders, and what they leave of a generator."""
+    graphs, batches = molecules(19), []
+    for cls in (GraphLoader, DataLoader):
+        torch.manual_seed(1)
+        generator = torch.Generator().manual_seed(3) if has_generator else None
+        sampler = RandomSampler(graphs, generator=generator, **options)  # type: ignore[arg-type]
+        loader = cls(graphs, 4, sampler=sampler)
+        batches.append([*loader, *loader])
+    same_batches(*batches)
+
+
+def test_many_batches(device: torch.device) -> None:
+    """More than those of which numbers are made at once. None shares memory with another."""
+    graphs = molecules(150)
+    batches = list(GraphLoader(graphs, 2, device=device))
+    same_batches(batches, DataLoader(graphs, 2))
+    tensors = [t for batch in batches for t in batch._store._mapping.values()]
+    parts = [t.as_tensor() if isinstance(t, EdgeIndex) else t for t in tensors]
+    assert len({t.untyped_storage().data_ptr() for t in parts}) == len(parts)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_few_operations_for_each_batch(device: torch.device) -> None:
+    """Two kernels, the copy of `ptr`, and rows of structures: what batches have in common is done
+    for many at once."""
+    loader, counts = GraphLoader(molecules(128), 2, True, device=device), []
+    batches = iter(loader)
+    for _ in range(60):
+        with Operations() as operations:
+            next(batches)
+        counts.append(operations.count)
+    assert counts[0] > max(counts[1:])
+    assert max(counts[1:]) <= 5
 
 
 class Stored(InMemoryDataset):
@@ -565,6 +615,35 @@ def test_no_batch_waits(cuda: torch.device, pad: str | None, order: str) -> None
     with no_waiting():
         batches = list(loader)
     assert len(batches) == 3
+
+
+def test_batches_on_several_streams(cuda: torch.device) -> None:
+    """Each is made on the current stream, also if another one has the numbers of its graphs."""
+    graphs = molecules(48)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    batches, loader = [], iter(GraphLoader(graphs, 4, device=cuda))
+    with no_waiting():
+        for number in range(12):
+            with torch.cuda.stream(streams[number % 3]):
+                torch.cuda._sleep(10_000_000)
+                batches.append(next(loader))
+    torch.cuda.synchronize()
+    same_batches(batches, DataLoader(graphs, 4))
+
+
+def test_structure_on_another_stream(cuda: torch.device) -> None:
+    """It waits for the stream of the loader, and that alone."""
+    loader, side = iter(GraphLoader(molecules(24), 8, device=cuda)), torch.cuda.Stream()
+    next(loader)
+    with no_waiting(), torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        batch = next(loader)
+        size = batch.num_nodes
+    with no_waiting():
+        found = [t.clone() for t in graph_of(batch.edge_index, size, size)[:6] if t is not None]
+    torch.cuda.synchronize()
+    wanted = [t for t in graph_of(batch.edge_index, size, size)[:6] if t is not None]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_layers_do_not_wait_for_a_structure(cuda: torch.device) -> None:
