@@ -76,12 +76,12 @@ class BatchEdgeIndex(EdgeIndex):
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
+_make_wrapper = Tensor._make_wrapper_subclass
+
+
 def wrapper(data: Tensor, cls: type[E]) -> E:
     """An EdgeIndex in front of a list of edges, without the attributes that it needs."""
-    return Tensor._make_wrapper_subclass(
-        cls, size=data.size(), strides=data.stride(), dtype=data.dtype, device=data.device,
-        requires_grad=False,
-    )  # fmt: skip
+    return _make_wrapper(cls, data.size(), data.stride(), dtype=data.dtype, device=data.device)
 
 
 def sorted_edges(

@@ -28,7 +28,6 @@ class Edges(NamedTuple):
     num_src: int
     num_dst: int
     indptr: Tensor | None  # row pointers, int64
-    promise: Promise  # of what kernels read of sorted edges
 
 
 class Attributes(NamedTuple):
@@ -75,36 +74,38 @@ def build_batch(
         keep_block(cache, rowptr, col, hops, is_loop_free, longest_row, made=made)
 
     promise = Promise({None: part.edge_index}, keep)
-    edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, promise)
-    is_sparse = data is not None and layout != 'edge_index'
-    new, read = set_edges(out._store, data if is_sparse else None, edges)
-    if not is_sparse and part.edge_weight is not None:
-        out.edge_weight = part.edge_weight
-    tensors += new
-    if read is not None:
-        late.append(read)
+    if data is not None and layout != 'edge_index':
+        edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr)
+        new, read = set_matrix(out._store, data, edges)
+        tensors += new
+        late += read
+    else:
+        size = part.num_nodes
+        put(
+            out._store, 'edge_index',
+            build_edge_index(part.edge_index, indptr, size, size, promise),
+        )  # fmt: skip
+        if part.edge_weight is not None:
+            out.edge_weight = part.edge_weight
     _set_sampling(out, part)
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
 
-def set_edges(
+def set_matrix(
     out: BaseStorage, matrix_of: Any, edges: Edges
-) -> tuple[list[Tensor], LateRead | None]:
-    """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`, if given; returns
-    the tensors made for them, or how to read the matrix later."""
-    if matrix_of is None:
-        put(out, 'edge_index', build_edge_index(edges))
-        return [], None
+) -> tuple[list[Tensor], list[LateRead]]:
+    """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`; returns the
+    tensors made for them, or how to read the matrix later."""
     device = edges.edge_index.device
     if device.type == 'cuda' and _device_of(matrix_of.adj_t) == device:
         # The values of a matrix on the device are the user's own, like the columns there.
         def read() -> dict[str, object]:
             return {'adj_t': _build_adj_t(edges, matrix_of.adj_t)[0]}
 
-        return [], LateRead(read, [], out)
+        return [], [LateRead(read, [], out)]
     out.adj_t, parts = _build_adj_t(edges, matrix_of.adj_t)
-    return parts, None
+    return parts, []
 
 
 def _set_sampling(out: Data, part: Subgraph) -> None:
@@ -118,13 +119,14 @@ def _set_sampling(out: Data, part: Subgraph) -> None:
     out.num_sampled_edges = part.num_sampled_edges
 
 
-def build_edge_index(edges: Edges) -> EdgeIndex:
-    """The edges, with their CSR form by destination for PyG and for kernels."""
-    size = edges.num_src, edges.num_dst
-    if edges.indptr is None:
-        return EdgeIndex(edges.edge_index, sparse_size=size)
-    out = edges_of_batch(edges.edge_index, edges.indptr, *size)
-    edges.promise.give(out)
+def build_edge_index(
+    edges: Tensor, indptr: Tensor | None, num_src: int, num_dst: int, promise: Promise
+) -> EdgeIndex:
+    """The edges, with their CSR form by destination for PyG and, by promise, for kernels."""
+    if indptr is None:
+        return EdgeIndex(edges, sparse_size=(num_src, num_dst))
+    out = edges_of_batch(edges, indptr, num_src, num_dst)
+    promise.give(out)
     return out
 
 

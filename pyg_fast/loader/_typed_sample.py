@@ -1,6 +1,7 @@
 """Samples the subgraph of a batch with types, times or a subgraph for each seed."""
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from ._seeds import SeedBatch
 from ._structure import Structure
 from ._subgraph import Subgraph
 from ._typed_structure import TypedStructure
+
+T = TypeVar('T')
 
 _MOST_KEYS = 2**62  # of nodes with the number of a subgraph
 
@@ -97,20 +100,20 @@ def _to_hetero_subgraph(
     out: TypedSubgraph, graph: TypedStructure, seeds: SeedBatch,
     longest: tuple[int | None, ...],
 ) -> HeteroSubgraph:  # fmt: skip
-    def by_node_type(values: Sequence) -> dict:
-        return dict(zip(graph.node_types, values, strict=True))
+    def by_node_type(values: Sequence[T]) -> PartsByType[Any, T]:
+        return PartsByType(graph.node_number, values)
 
-    def by_edge_type(values: Sequence) -> dict:
-        return dict(zip(graph.edge_types, values, strict=True))
+    def by_edge_type(values: Sequence[T]) -> PartsByType[Any, T]:
+        return PartsByType(graph.edge_number, values)
 
-    edges = out.num_sampled_edges
-    number = by_edge_type(range(len(graph.edge_types)))
+    nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
     return HeteroSubgraph(
-        by_node_type(out.n_id), by_edge_type(out.edge_index), PartsByType(number, out.rowptr),
-        by_edge_type(out.indptr), PartsByType(number, out.col), by_edge_type(out.e_id),
-        None if edges is None else by_node_type(out.num_sampled_nodes),
+        by_node_type(out.n_id), by_edge_type(out.edge_index), by_edge_type(out.rowptr),
+        by_edge_type(out.indptr), by_edge_type(out.col), by_edge_type(out.e_id),
+        None if edges is None else by_node_type(nodes),
         None if edges is None else by_edge_type(edges), seeds.metadata,
-        edges is not None, by_edge_type(longest),
+        None if edges is None else (by_node_type(nodes.anew()), by_edge_type(edges.anew())),
+        by_edge_type(longest),
         None if out.batch is None else by_node_type(out.batch), out.wholes,
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Mini-batches of sampled neighbours in graphs with several types, with times, or with a subgraph
 for each seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ _MOST_HASHED = 2**23  # the same if ids are hashed: the table must be cleared fo
 _ALIGNMENT = 4  # entries: kernels read four int32 at once
 
 Ints = npt.NDArray[np.int64]
+T = TypeVar('T')
 
 
 class Types(NamedTuple):
@@ -133,33 +134,41 @@ class TypedSubgraph(NamedTuple):
     The tensors of all types are parts of one, which starts at multiples of 16 bytes.
     """
 
-    n_id: list[Tensor]
-    batch: list[Tensor] | None
-    edge_index: list[Tensor]
+    n_id: Sequence[Tensor]
+    batch: Sequence[Tensor] | None
+    edge_index: Sequence[Tensor]
     rowptr: Sequence[Tensor]
     col: Sequence[Tensor]
-    e_id: list[Tensor]
-    num_sampled_nodes: list[list[int]]
-    num_sampled_edges: list[list[int]] | None
-    indptr: list[Tensor]  # as rowptr, int64
+    e_id: Sequence[Tensor]
+    num_sampled_nodes: 'Parts[list[int]]'
+    num_sampled_edges: 'Parts[list[int]] | None'
+    indptr: Sequence[Tensor]  # as rowptr, int64
     wholes: tuple[Tensor, ...]  # of which the others are parts; none if they are not
 
 
-class Parts(Sequence[Tensor]):
-    """The parts of a tensor as of :func:`_cut`, cut when one is read: few batches need any."""
+class Parts(Sequence[T]):
+    """The parts of something by type, made when one is read. Until then there is no object for each
+    type, which takes time to make and more in garbage collections."""
 
-    def __init__(self, whole: Tensor, lengths: list[int]) -> None:
-        self._args = whole, lengths
+    def __init__(self, count: int, make: Callable[..., list[T]], *args: object) -> None:
+        self._count, self._make, self._args = count, make, args
 
     def __len__(self) -> int:
-        return len(self._args[1]) // 2
+        return self._count
 
     def __getitem__(self, k):  # type: ignore[no-untyped-def]
         return self._parts[k]
 
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._parts)
+
     @cached_property
-    def _parts(self) -> list[Tensor]:
-        return _cut(*self._args)
+    def _parts(self) -> list[T]:
+        return self._make(*self._args)
+
+    def anew(self) -> 'Parts[T]':
+        """The same, of which an owner may write the parts."""
+        return Parts(self._count, self._make, *self._args)
 
 
 def sample_typed(
@@ -362,14 +371,12 @@ class _TypedBatch:
         )  # fmt: skip
         indptr = rowptr.long()
         return TypedSubgraph(
-            list(n_id.unsafe_split_with_sizes(sizes)),
-            None if self.root is None else list(root.unsafe_split_with_sizes(sizes)),
-            [
-                ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
-                for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
-            ],
-            Parts(rowptr, of_rows), Parts(col, of_edges), _cut(e_id, of_edges), nodes.T.tolist(),
-            edges.T.tolist(), _cut(indptr, of_rows),
+            n_id.unsafe_split_with_sizes(sizes),
+            None if self.root is None else root.unsafe_split_with_sizes(sizes),
+            Parts(num_types, _cut_pairs, ends, out_edges, count),
+            Parts(num_types, _cut, rowptr, of_rows), Parts(num_types, _cut, col, of_edges),
+            Parts(num_types, _cut, e_id, of_edges), Parts(node_types, np.ndarray.tolist, nodes.T),
+            Parts(num_types, np.ndarray.tolist, edges.T), Parts(num_types, _cut, indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
         )  # fmt: skip
 
@@ -424,6 +431,15 @@ def _cut(whole: Tensor, lengths: list[int]) -> list[Tensor]:
     """The parts of these :func:`_lengths`, without what pads them."""
     # Without what autograd keeps of views: these hold integers.
     return list(whole.unsafe_split_with_sizes(lengths)[::2])
+
+
+def _cut_pairs(whole: Tensor, begin: Ints, count: Ints) -> list[Tensor]:
+    """The lists of edges of all types, whose numbers of sources and destinations begin at twice the
+    number of edges before."""
+    return [
+        whole.as_strided((2, n), (max(n, 1), 1), 2 * first)
+        for first, n in zip(begin.tolist(), count.tolist(), strict=False)
+    ]
 
 
 @fake('take_typed')
