@@ -104,7 +104,8 @@ class _Kept:
         hops = None
         if self._hops is not None:
             nodes, edges = self._hops
-            hops = SampledHops(edges[key], nodes[key[0]], nodes[key[2]])
+            by_hop = edges[key], nodes[key[0]], nodes[key[2]]
+            hops = SampledHops(*(tuple(map(int, counts)) for counts in by_hop))
         keep_block(
             cache, self._rowptr[key], self._col[key], hops, self._loop_free[key],
             self._longest_row[key], self.sizes[key[0]], self._made,

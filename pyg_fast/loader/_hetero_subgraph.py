@@ -1,7 +1,7 @@
 """The nodes and edges of a batch with several types, before its attributes are fetched."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -14,8 +14,8 @@ from ._subgraph import metadata_of
 from ._versions import version_of
 
 EdgeType: TypeAlias = tuple[str, str, str]
-#: The numbers of nodes and of edges by type and hop.
-HopsByType: TypeAlias = tuple[Mapping[str, Sequence[int]], Mapping[EdgeType, Sequence[int]]]
+#: The numbers of nodes and of edges of each hop, by type.
+HopsByType: TypeAlias = tuple[Mapping[str, Iterable[int]], Mapping[EdgeType, Iterable[int]]]
 K = TypeVar('K')
 T = TypeVar('T')
 

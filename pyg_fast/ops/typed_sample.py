@@ -140,10 +140,11 @@ class TypedSubgraph(NamedTuple):
     rowptr: Sequence[Tensor]
     col: Sequence[Tensor]
     e_id: Sequence[Tensor]
-    num_sampled_nodes: 'Parts[list[int]]'
-    num_sampled_edges: 'Parts[list[int]] | None'
+    num_sampled_nodes: Sequence[list[int]]
+    num_sampled_edges: Sequence[list[int]] | None
     indptr: Sequence[Tensor]  # as rowptr, int64
     wholes: tuple[Tensor, ...]  # of which the others are parts; none if they are not
+    hops: tuple[Ints, Ints] | None  # as num_sampled_nodes and num_sampled_edges: nobody writes them
 
 
 class Parts(Sequence[T]):
@@ -165,10 +166,6 @@ class Parts(Sequence[T]):
     @cached_property
     def _parts(self) -> list[T]:
         return self._make(*self._args)
-
-    def anew(self) -> 'Parts[T]':
-        """The same, of which an owner may write the parts."""
-        return Parts(self._count, self._make, *self._args)
 
 
 def sample_typed(
@@ -378,6 +375,7 @@ class _TypedBatch:
             Parts(num_types, _cut, e_id, of_edges), Parts(node_types, np.ndarray.tolist, nodes.T),
             Parts(num_types, np.ndarray.tolist, edges.T), Parts(num_types, _cut, indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
+            (nodes.T, edges.T),
         )  # fmt: skip
 
     def take_induced(self) -> TypedSubgraph:
@@ -408,7 +406,7 @@ class _TypedBatch:
             row += size
         return sampled._replace(
             edge_index=edges, rowptr=[part.int() for part in indptr], col=cols, e_id=e_ids,
-            num_sampled_edges=None, indptr=indptr, wholes=(),
+            num_sampled_edges=None, indptr=indptr, wholes=(), hops=None,
         )  # fmt: skip
 
 
