@@ -53,16 +53,19 @@ def build_batch(
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data`, or of a remote backend a new object."""
     out = copy.copy(data) if data is not None else (custom_cls or Data)()
-    if (name := perm_name(out._store)) is not None:
-        out._store.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
-    if data is None or 'num_nodes' in data._store:
-        out.num_nodes = part.n_id.numel()
+    store, size = out._store, part.num_nodes
+    store.__dict__.pop('_cached_attr', None)  # What PyG knows of the attributes before.
+    held = store._mapping
+    if (name := perm_name(store)) is not None:
+        held.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
+    if data is None or 'num_nodes' in held:
+        held['num_nodes'] = size
     for values in (attributes.nodes, attributes.edges):
         for key, value in values.items():
-            out._store[key] = value
+            put(store, key, value)
     indptr = None if part.rowptr is None else part.rowptr.long()
     tensors = [t for t in (*part, *part.metadata, indptr) if isinstance(t, Tensor)]
-    late = [read._replace(store=out._store) for read in attributes.late]
+    late = [read._replace(store=store) for read in attributes.late]
     # The lists are those of the batch, whose owner may write into them.
     hops = None if part.hops is None else SampledHops(*map(tuple, part.hops))
     made = Made.here(part.edge_index)
@@ -73,21 +76,21 @@ def build_batch(
         assert col is not None
         keep_block(cache, rowptr, col, hops, is_loop_free, longest_row, made=made)
 
-    promise = Promise({None: part.edge_index}, keep)
     if data is not None and layout != 'edge_index':
-        edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr)
-        new, read = set_matrix(out._store, data, edges)
+        edges = Edges(part.edge_index, part.e_id, size, size, indptr)
+        new, read = set_matrix(store, data, edges)
         tensors += new
         late += read
     else:
-        size = part.num_nodes
-        put(
-            out._store, 'edge_index',
-            build_edge_index(part.edge_index, indptr, size, size, promise),
-        )  # fmt: skip
+        promise = Promise({None: part.edge_index}, keep)
+        held['edge_index'] = build_edge_index(part.edge_index, indptr, size, size, promise)
         if part.edge_weight is not None:
-            out.edge_weight = part.edge_weight
-    _set_sampling(out, part)
+            held['edge_weight'] = part.edge_weight
+    held.setdefault('n_id', part.n_id)
+    if part.e_id is not None:
+        held.setdefault('e_id', part.e_id)
+    for name in ('batch', 'num_sampled_nodes', 'num_sampled_edges'):
+        put(store, name, getattr(part, name))
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
@@ -106,17 +109,6 @@ def set_matrix(
         return [], [LateRead(read, [], out)]
     out.adj_t, parts = _build_adj_t(edges, matrix_of.adj_t)
     return parts, []
-
-
-def _set_sampling(out: Data, part: Subgraph) -> None:
-    """Sets what PyG's loader tells of the sampled nodes and edges."""
-    if 'n_id' not in out:
-        out.n_id = part.n_id
-    if part.e_id is not None and 'e_id' not in out:
-        out.e_id = part.e_id
-    out.batch = part.batch
-    out.num_sampled_nodes = part.num_sampled_nodes
-    out.num_sampled_edges = part.num_sampled_edges
 
 
 def build_edge_index(
