@@ -25,8 +25,7 @@ class Edges(NamedTuple):
 
     edge_index: Tensor
     e_id: Tensor | None
-    num_src: int
-    num_dst: int
+    size: tuple[int, int]  # numbers of sources and of destinations
     indptr: Tensor | None  # row pointers, int64
 
 
@@ -53,13 +52,14 @@ def build_batch(
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data`, or of a remote backend a new object."""
     out = copy.copy(data) if data is not None else (custom_cls or Data)()
-    store, size = out._store, part.num_nodes
+    store, num_nodes = out._store, part.num_nodes
+    size = num_nodes, num_nodes
     store.__dict__.pop('_cached_attr', None)  # What PyG knows of the attributes before.
     held = store._mapping
     if (name := perm_name(store)) is not None:
         held.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
     if data is None or 'num_nodes' in held:
-        held['num_nodes'] = size
+        held['num_nodes'] = num_nodes
     for values in (attributes.nodes, attributes.edges):
         for key, value in values.items():
             put(store, key, value)
@@ -77,13 +77,13 @@ def build_batch(
         keep_block(cache, rowptr, col, hops, is_loop_free, longest_row, made=made)
 
     if data is not None and layout != 'edge_index':
-        edges = Edges(part.edge_index, part.e_id, size, size, indptr)
+        edges = Edges(part.edge_index, part.e_id, size, indptr)
         new, read = set_matrix(store, data, edges)
         tensors += new
         late += read
     else:
         promise = Promise({None: part.edge_index}, keep)
-        held['edge_index'] = build_edge_index(part.edge_index, indptr, size, size, promise)
+        held['edge_index'] = build_edge_index(part.edge_index, indptr, size, promise)
         if part.edge_weight is not None:
             held['edge_weight'] = part.edge_weight
     held.setdefault('n_id', part.n_id)
@@ -112,12 +112,12 @@ def set_matrix(
 
 
 def build_edge_index(
-    edges: Tensor, indptr: Tensor | None, num_src: int, num_dst: int, promise: Promise
+    edges: Tensor, indptr: Tensor | None, size: tuple[int, int], promise: Promise
 ) -> EdgeIndex:
     """The edges, with their CSR form by destination for PyG and, by promise, for kernels."""
     if indptr is None:
-        return EdgeIndex(edges, sparse_size=(num_src, num_dst))
-    out = edges_of_batch(edges, indptr, num_src, num_dst)
+        return EdgeIndex(edges, sparse_size=size)
+    out = edges_of_batch(edges, indptr, size)
     promise.give(out)
     return out
 
@@ -130,14 +130,14 @@ def _build_adj_t(
     edges: Edges, adj_t: SparseTensor | Tensor
 ) -> tuple[SparseTensor | Tensor, list[Tensor]]:
     """The edges as a sparse matrix in the format of the graph's, and the tensors it is made of."""
-    size = edges.num_dst, edges.num_src
+    size = edges.size[::-1]
     row, col = edges.edge_index
     rowptr, e_id = edges.indptr, edges.e_id
     if rowptr is None:
         order = col.argsort(stable=True)
         row, col = row[order], col[order]
         e_id = None if e_id is None else e_id[order]
-        rowptr = index2ptr(col, edges.num_dst)
+        rowptr = index2ptr(col, size[0])
     if isinstance(adj_t, SparseTensor):
         value = adj_t.storage.value()
         value = None if value is None or e_id is None else _values_at(value, e_id, row.device)

@@ -41,18 +41,18 @@ def build_hetero_batch(
         held.setdefault('n_id', n_id)
     kept = _Kept(part, graph.loop_free)
     edges_of, e_ids, pointers = dict_of(part.edge_index), dict_of(part.e_id), dict_of(part.indptr)
-    promise, sizes = Promise(edges_of, kept.fill), kept.sizes
+    promise, sizes = Promise(edges_of, kept.fill), [*kept.sizes.values()]
+    size_of = {ends: (sizes[ends[0]], sizes[ends[1]]) for ends in graph.pairs}
     # What takes a microsecond for each type takes much of the time of a batch with many types.
-    for edge_type, edge_index in edges_of.items():
+    for (edge_type, edge_index), ends in zip(edges_of.items(), graph.graph.types.ends, strict=True):
         store, e_id, indptr = stores[edge_type], e_ids[edge_type], pointers.get(edge_type)
-        num_src, num_dst = sizes[edge_type[0]], sizes[edge_type[2]]
         held = store._mapping
         if (perm := perm_name(store)) is not None:
             held.pop(perm, None)  # It would be read for each batch: `e_id` tells the same.
         if graph.layout[edge_type] == 'edge_index':
-            held['edge_index'] = build_edge_index(edge_index, indptr, num_src, num_dst, promise)
+            held['edge_index'] = build_edge_index(edge_index, indptr, size_of[ends], promise)
         else:
-            edges = Edges(edge_index, e_id, num_src, num_dst, indptr)
+            edges = Edges(edge_index, e_id, size_of[ends], indptr)
             new, read = set_matrix(store, data[edge_type], edges)
             tensors += new
             late += read

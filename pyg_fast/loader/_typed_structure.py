@@ -57,6 +57,11 @@ class TypedStructure:
         """The place of each type among all."""
         return {key: k for k, key in enumerate(self.edge_types)}
 
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The types of nodes between which there are edges."""
+        return tuple(dict.fromkeys(self.graph.types.ends))
+
     def first_node(self, node_type: NodeType) -> int:
         """Where the nodes of a type begin in the numbering of all."""
         return self.graph.types.first_node[self.node_number[node_type]]

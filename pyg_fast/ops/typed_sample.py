@@ -109,6 +109,7 @@ class Rules(NamedTuple):
 
     fanouts: tuple[tuple[int, ...], ...]
     on_device: tuple[Tensor, ...]  # the same by hop, int64
+    arrays: tuple[Ints, ...]  # and in NumPy
     replace: bool = False
     last: bool = False  # only the latest edges
     max_age: int | None = None
@@ -123,8 +124,10 @@ class Rules(NamedTuple):
         longest = [
             None if min(by_hop) < 0 else max(by_hop) for by_hop in zip(*fanouts, strict=True)
         ]
-        on_device = table.unbind()
-        return cls(tuple(map(tuple, fanouts)), on_device, replace, last, max_age, tuple(longest))
+        return cls(
+            tuple(map(tuple, fanouts)), table.unbind(), tuple(map(_ints, fanouts)), replace, last,
+            max_age, tuple(longest),
+        )  # fmt: skip
 
 
 class TypedSubgraph(NamedTuple):
@@ -277,7 +280,7 @@ class _TypedBatch:
             self.root, counts, self.rowptr, hops, node_types, hop, rules.replace, rules.last,
             max_age, max_work,
         )  # fmt: skip
-        max_edges = self._grow(hop, fanouts)
+        max_edges = self._grow(hop)
         ops.typed_neighbors.default(
             graph.rowptr, graph.col, graph.perm, graph.weight, graph.time, time, types.table,
             fanout, self.n_id, self.root, counts, self.rowptr, self.neighbor, self.dst, self.e_id,
@@ -289,11 +292,11 @@ class _TypedBatch:
             self.local, self.stamp, self.num_seeds, *self.sizes, hop, max_edges,
         )  # fmt: skip
 
-    def _grow(self, hop: int, fanouts: tuple[int, ...]) -> int:
+    def _grow(self, hop: int) -> int:
         """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
         types = self.types
         guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
-        edges = None if self.knows_sizes else self._most_edges(hop, fanouts)
+        edges = None if self.knows_sizes else self._most_edges(hop)
         # First each by itself: the sum of large bounds may not fit.
         if edges is None or self.max_edges + int(np.minimum(edges, guessed).sum()) >= guessed:
             edges = self._read_sizes(hop)
@@ -307,9 +310,9 @@ class _TypedBatch:
         self._fit_table(hop)
         return count
 
-    def _most_edges(self, hop: int, fanouts: tuple[int, ...]) -> Ints:
+    def _most_edges(self, hop: int) -> Ints:
         """Upper bounds of the edges of each type."""
-        types, replace, fanout = self.types, self.rules.replace, _ints(fanouts)
+        types, replace, fanout = self.types, self.rules.replace, self.rules.arrays[hop]
         of_row = fanout * (types.longest > 0) if replace else np.minimum(fanout, types.longest)
         most = self.new[types.dst] * np.where(fanout < 0, types.longest, of_row)
         is_distinct = self.root is None and hop > 0 and not replace
@@ -360,7 +363,7 @@ class _TypedBatch:
             self.types.table, self.counts,
             torch.from_numpy(layout).to(self.device, non_blocking=True), self.n_id, self.root,
             self.rowptr, self.neighbor, self.dst, self.e_id, self.table, self.local, self.stamp,
-            hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
+            hops, node_types, int(node_ends[-1]), int(out_rows[-1]), int(edge_ends[-1]),
             int(out_edges[-1]),
         )  # fmt: skip
         sizes, of_edges, of_rows = (

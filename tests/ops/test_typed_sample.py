@@ -32,7 +32,7 @@ def checked_bounds() -> Iterator[None]:
     read_sizes = typed._TypedBatch._read_sizes
 
     def checked(self: Any, hop: int) -> list[int]:
-        bounds = self._most_edges(hop, self.rules.fanouts[hop])
+        bounds = self._most_edges(hop)
         found = read_sizes(self, hop)
         assert all(n <= most for n, most in zip(found, bounds, strict=True))
         return found
