@@ -19,6 +19,7 @@ MOST_TYPES = 4096
 _MOST_EDGES = 2**31 - 1  # of a mini-batch
 _MOST_GUESSED = 2**26  # most edges to allocate before their number is known
 _MOST_HASHED = 2**23  # the same if ids are hashed: the table must be cleared for each batch
+_MOST_BOUNDS = 64  # that are kept
 _ALIGNMENT = 4  # entries: kernels read four int32 at once
 
 Ints = npt.NDArray[np.int64]
@@ -104,12 +105,23 @@ class TypedSeeds(NamedTuple):
     counts: Tensor | None = None  # int64
 
 
+class _Bound(NamedTuple):
+    """Upper bounds for a hop."""
+
+    edges: int
+    new: Ints  # by type, the nodes that it finds
+    num_new: int
+    work: int  # of the next hop
+
+
 class Rules(NamedTuple):
-    """Which edges to draw: fan-outs by hop and edge type, -1: all."""
+    """Which edges of a graph to draw: fan-outs by hop and edge type, -1: all."""
 
     fanouts: tuple[tuple[int, ...], ...]
     on_device: tuple[Tensor, ...]  # the same by hop, int64
     arrays: tuple[Ints, ...]  # and in NumPy
+    #: Of hops, by their number and the numbers of seeds, which are the same in most batches.
+    bounds: dict[tuple[int, tuple[int, ...]], _Bound]
     replace: bool = False
     last: bool = False  # only the latest edges
     max_age: int | None = None
@@ -125,8 +137,8 @@ class Rules(NamedTuple):
             None if min(by_hop) < 0 else max(by_hop) for by_hop in zip(*fanouts, strict=True)
         ]
         return cls(
-            tuple(map(tuple, fanouts)), table.unbind(), tuple(map(_ints, fanouts)), replace, last,
-            max_age, tuple(longest),
+            tuple(map(tuple, fanouts)), table.unbind(), tuple(map(_ints, fanouts)), {}, replace,
+            last, max_age, tuple(longest),
         )  # fmt: skip
 
 
@@ -212,6 +224,7 @@ class _TypedBatch:
         self.device = seeds.nodes.device
         self.knows_sizes = not seeds.nodes.is_cuda  # without synchronisation
         self.new = _ints(seeds.sizes)  # upper bounds by type: nodes of the last hop
+        self.is_exact = False  # whether these depend on more than the numbers of seeds
         self.max_nodes, self.max_edges, self.max_work = self.num_seeds, 0, 0
         self.counts = torch.from_numpy(self._first_counts()).to(self.device, non_blocking=True)
         if seeds.counts is not None:
@@ -240,9 +253,9 @@ class _TypedBatch:
         self.of_nodes, self.of_before = slice(0, before), slice(before, work)
         self.of_work, self.of_edges = slice(work, drawn), slice(drawn, first_new)
         out = np.zeros(first_new + edges, dtype=np.int64)
-        sizes = np.array(self.seeds.sizes, dtype=np.int64)
-        sizes.cumsum(out=out[1 : nodes + 1])
-        sizes[self.types.dst].cumsum(out=out[work + 1 : work + edges + 1])
+        self.new.cumsum(out=out[1 : nodes + 1])
+        self.new[self.types.dst].cumsum(out=out[work + 1 : work + edges + 1])
+        self.new_work = int(out[work + edges])  # an upper bound for the next hop
         return out
 
     def _reserve(self) -> None:
@@ -269,7 +282,7 @@ class _TypedBatch:
         """Samples a hop."""
         graph, types, rules, counts = self.graph, self.types, self.rules, self.counts
         fanouts, fanout = rules.fanouts[hop], rules.on_device[hop]
-        max_work = int(self.new[types.dst].sum())
+        max_work = self.new_work
         self.max_work += max_work
         self._reserve_rows()
         max_age = -1 if rules.max_age is None else rules.max_age
@@ -294,21 +307,37 @@ class _TypedBatch:
 
     def _grow(self, hop: int) -> int:
         """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
-        types = self.types
-        guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
-        edges = None if self.knows_sizes else self._most_edges(hop)
-        # First each by itself: the sum of large bounds may not fit.
-        if edges is None or self.max_edges + int(np.minimum(edges, guessed).sum()) >= guessed:
-            edges = self._read_sizes(hop)
-        count = int(edges.sum())
-        self.max_edges += count
-        self.new = np.bincount(types.src, edges, self.sizes[1]).astype(np.int64)
-        if self.root is None:  # distinct nodes
-            self.new = np.minimum(self.new, types.size)
-        self.max_nodes += int(self.new.sum())
+        bound = None if self.knows_sizes else self._bound(hop)
+        if bound is None:
+            bound, self.is_exact = self._bound_of(self._read_sizes(hop)), True
+        self.new, self.new_work = bound.new, bound.work
+        self.max_edges += bound.edges
+        self.max_nodes += bound.num_new
         self._reserve()
         self._fit_table(hop)
-        return count
+        return bound.edges
+
+    def _bound(self, hop: int) -> _Bound | None:
+        """Upper bounds before the numbers of the hop are known; None: they are too large."""
+        key, known = (hop, self.seeds.sizes), self.rules.bounds
+        found = None if self.is_exact else known.get(key)
+        if found is None:
+            edges = self._most_edges(hop)
+            guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
+            # First each by itself: the sum of large bounds may not fit.
+            if self.max_edges + int(np.minimum(edges, guessed).sum()) >= guessed:
+                return None
+            found = self._bound_of(edges)
+            if not self.is_exact and len(known) < _MOST_BOUNDS:
+                known[key] = found
+        return found
+
+    def _bound_of(self, edges: Ints) -> _Bound:
+        types = self.types
+        new = np.bincount(types.src, edges, self.sizes[1]).astype(np.int64)
+        if self.root is None:  # distinct nodes
+            new = np.minimum(new, types.size)
+        return _Bound(int(edges.sum()), new, int(new.sum()), int(new[types.dst].sum()))
 
     def _most_edges(self, hop: int) -> Ints:
         """Upper bounds of the edges of each type."""
