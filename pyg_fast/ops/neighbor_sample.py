@@ -288,6 +288,8 @@ class _MiniBatch:
         return max_nodes, max_edges
 
     def _fit_table(self, hop: int) -> None:
+        if not self.map.hashed:
+            return  # It has an entry for each node.
         table = self.map.table(self.max_nodes)
         if table is not self.table:  # The hashed table was too small.
             self.table = table

@@ -358,6 +358,8 @@ class _TypedBatch:
         return np.diff(sizes[:-2])
 
     def _fit_table(self, hop: int) -> None:
+        if not self.map.hashed:
+            return  # It has an entry for each node.
         table = self.map.table(self.max_nodes)
         if table is self.table:
             return
