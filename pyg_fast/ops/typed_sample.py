@@ -2,7 +2,6 @@
 for each seed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -168,19 +167,22 @@ class Parts(Sequence[T]):
 
     def __init__(self, count: int, make: Callable[..., list[T]], *args: object) -> None:
         self._count, self._make, self._args = count, make, args
+        self._parts: list[T] | None = None
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, k):  # type: ignore[no-untyped-def]
-        return self._parts[k]
+        return self._all()[k]
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._parts)
+        return iter(self._all())
 
-    @cached_property
-    def _parts(self) -> list[T]:
-        return self._make(*self._args)
+    def _all(self) -> list[T]:
+        # No cached_property: before Python 3.12 all threads share its lock.
+        if self._parts is None:
+            self._parts = self._make(*self._args)
+        return self._parts
 
 
 def sample_typed(
