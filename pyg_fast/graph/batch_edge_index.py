@@ -38,7 +38,7 @@ class BatchEdgeIndex(EdgeIndex):
             rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
         """
         size = rowptr.size(0) - 1
-        return sorted_edges(cls, data, rowptr, size, size)
+        return sorted_edges(cls, data, rowptr, (size, size))
 
     @classmethod
     def __tensor_unflatten__(
@@ -76,17 +76,15 @@ class BatchEdgeIndex(EdgeIndex):
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
 
 
+_make_wrapper = Tensor._make_wrapper_subclass
+
+
 def wrapper(data: Tensor, cls: type[E]) -> E:
     """An EdgeIndex in front of a list of edges, without the attributes that it needs."""
-    return Tensor._make_wrapper_subclass(
-        cls, size=data.size(), strides=data.stride(), dtype=data.dtype, device=data.device,
-        requires_grad=False,
-    )  # fmt: skip
+    return _make_wrapper(cls, data.size(), data.stride(), dtype=data.dtype, device=data.device)
 
 
-def sorted_edges(
-    cls: type[E], data: Tensor, rowptr: Tensor, num_src: int, num_dst: int
-) -> E:  # fmt: skip
+def sorted_edges(cls: type[E], data: Tensor, rowptr: Tensor, size: tuple[int, int]) -> E:
     r"""An :class:`~torch_geometric.EdgeIndex` of edges that are sorted by destination.
 
     It does not check the list, as the constructor does by cutting it: a batch has one for each edge
@@ -96,18 +94,18 @@ def sorted_edges(
         cls (type): The class.
         data (Tensor): The list :math:`(2, |\mathcal{E}|)`, whose rows are contiguous.
         rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
-        num_src, num_dst (int): Numbers of sources and destinations.
+        size ((int, int)): Numbers of sources and destinations.
     """
     out = wrapper(data, cls)
-    out._data, out._sparse_size, out._sort_order = data, (num_src, num_dst), SortOrder.COL
-    out._is_undirected, out._indptr = False, rowptr
+    out._data, out._sparse_size, out._sort_order = data, size, SortOrder.COL
+    out._indptr = rowptr
     return out
 
 
-def edges_of_batch(data: Tensor, rowptr: Tensor, num_src: int, num_dst: int) -> EdgeIndex:
+def edges_of_batch(data: Tensor, rowptr: Tensor, size: tuple[int, int]) -> EdgeIndex:
     r"""As :func:`sorted_edges`; with as many sources as destinations a :class:`BatchEdgeIndex`."""
-    cls = BatchEdgeIndex if num_src == num_dst else EdgeIndex
-    return sorted_edges(cls, data, rowptr, num_src, num_dst)
+    cls = BatchEdgeIndex if size[0] == size[1] else EdgeIndex
+    return sorted_edges(cls, data, rowptr, size)
 
 
 class DisjointEdgeIndex(BatchEdgeIndex):

@@ -25,10 +25,8 @@ class Edges(NamedTuple):
 
     edge_index: Tensor
     e_id: Tensor | None
-    num_src: int
-    num_dst: int
+    size: tuple[int, int]  # numbers of sources and of destinations
     indptr: Tensor | None  # row pointers, int64
-    promise: Promise  # of what kernels read of sorted edges
 
 
 class Attributes(NamedTuple):
@@ -54,16 +52,20 @@ def build_batch(
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data`, or of a remote backend a new object."""
     out = copy.copy(data) if data is not None else (custom_cls or Data)()
-    if (name := perm_name(out._store)) is not None:
-        out._store.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
-    if data is None or 'num_nodes' in data._store:
-        out.num_nodes = part.n_id.numel()
+    store, num_nodes = out._store, part.num_nodes
+    size = num_nodes, num_nodes
+    store.__dict__.pop('_cached_attr', None)  # What PyG knows of the attributes before.
+    held = store._mapping
+    if (name := perm_name(store)) is not None:
+        held.pop(name, None)  # It would be read for each batch: `e_id` tells the same.
+    if data is None or 'num_nodes' in held:
+        held['num_nodes'] = num_nodes
     for values in (attributes.nodes, attributes.edges):
         for key, value in values.items():
-            out._store[key] = value
+            put(store, key, value)
     indptr = None if part.rowptr is None else part.rowptr.long()
     tensors = [t for t in (*part, *part.metadata, indptr) if isinstance(t, Tensor)]
-    late = [read._replace(store=out._store) for read in attributes.late]
+    late = [read._replace(store=store) for read in attributes.late]
     # The lists are those of the batch, whose owner may write into them.
     hops = None if part.hops is None else SampledHops(*map(tuple, part.hops))
     made = Made.here(part.edge_index)
@@ -74,57 +76,49 @@ def build_batch(
         assert col is not None
         keep_block(cache, rowptr, col, hops, is_loop_free, longest_row, made=made)
 
-    promise = Promise({None: part.edge_index}, keep)
-    edges = Edges(part.edge_index, part.e_id, part.num_nodes, part.num_nodes, indptr, promise)
-    is_sparse = data is not None and layout != 'edge_index'
-    new, read = set_edges(out._store, data if is_sparse else None, edges)
-    if not is_sparse and part.edge_weight is not None:
-        out.edge_weight = part.edge_weight
-    tensors += new
-    if read is not None:
-        late.append(read)
-    _set_sampling(out, part)
+    if data is not None and layout != 'edge_index':
+        edges = Edges(part.edge_index, part.e_id, size, indptr)
+        new, read = set_matrix(store, data, edges)
+        tensors += new
+        late += read
+    else:
+        promise = Promise({None: part.edge_index}, keep)
+        held['edge_index'] = build_edge_index(part.edge_index, indptr, size, promise)
+        if part.edge_weight is not None:
+            held['edge_weight'] = part.edge_weight
+    held.setdefault('n_id', part.n_id)
+    if part.e_id is not None:
+        held.setdefault('e_id', part.e_id)
+    for name in ('batch', 'num_sampled_nodes', 'num_sampled_edges'):
+        put(store, name, getattr(part, name))
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors + attributes.tensors(), late)
 
 
-def set_edges(
+def set_matrix(
     out: BaseStorage, matrix_of: Any, edges: Edges
-) -> tuple[list[Tensor], LateRead | None]:
-    """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`, if given; returns
-    the tensors made for them, or how to read the matrix later."""
-    if matrix_of is None:
-        put(out, 'edge_index', build_edge_index(edges))
-        return [], None
+) -> tuple[list[Tensor], list[LateRead]]:
+    """Sets the edges of a store of a batch, as a matrix like that of `matrix_of`; returns the
+    tensors made for them, or how to read the matrix later."""
     device = edges.edge_index.device
     if device.type == 'cuda' and _device_of(matrix_of.adj_t) == device:
         # The values of a matrix on the device are the user's own, like the columns there.
         def read() -> dict[str, object]:
             return {'adj_t': _build_adj_t(edges, matrix_of.adj_t)[0]}
 
-        return [], LateRead(read, [], out)
+        return [], [LateRead(read, [], out)]
     out.adj_t, parts = _build_adj_t(edges, matrix_of.adj_t)
-    return parts, None
+    return parts, []
 
 
-def _set_sampling(out: Data, part: Subgraph) -> None:
-    """Sets what PyG's loader tells of the sampled nodes and edges."""
-    if 'n_id' not in out:
-        out.n_id = part.n_id
-    if part.e_id is not None and 'e_id' not in out:
-        out.e_id = part.e_id
-    out.batch = part.batch
-    out.num_sampled_nodes = part.num_sampled_nodes
-    out.num_sampled_edges = part.num_sampled_edges
-
-
-def build_edge_index(edges: Edges) -> EdgeIndex:
-    """The edges, with their CSR form by destination for PyG and for kernels."""
-    size = edges.num_src, edges.num_dst
-    if edges.indptr is None:
-        return EdgeIndex(edges.edge_index, sparse_size=size)
-    out = edges_of_batch(edges.edge_index, edges.indptr, *size)
-    edges.promise.give(out)
+def build_edge_index(
+    edges: Tensor, indptr: Tensor | None, size: tuple[int, int], promise: Promise
+) -> EdgeIndex:
+    """The edges, with their CSR form by destination for PyG and, by promise, for kernels."""
+    if indptr is None:
+        return EdgeIndex(edges, sparse_size=size)
+    out = edges_of_batch(edges, indptr, size)
+    promise.give(out)
     return out
 
 
@@ -136,14 +130,14 @@ def _build_adj_t(
     edges: Edges, adj_t: SparseTensor | Tensor
 ) -> tuple[SparseTensor | Tensor, list[Tensor]]:
     """The edges as a sparse matrix in the format of the graph's, and the tensors it is made of."""
-    size = edges.num_dst, edges.num_src
+    size = edges.size[::-1]
     row, col = edges.edge_index
     rowptr, e_id = edges.indptr, edges.e_id
     if rowptr is None:
         order = col.argsort(stable=True)
         row, col = row[order], col[order]
         e_id = None if e_id is None else e_id[order]
-        rowptr = index2ptr(col, edges.num_dst)
+        rowptr = index2ptr(col, size[0])
     if isinstance(adj_t, SparseTensor):
         value = adj_t.storage.value()
         value = None if value is None or e_id is None else _values_at(value, e_id, row.device)

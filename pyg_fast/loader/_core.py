@@ -109,31 +109,37 @@ class Core:
 
     def make_batches(self, positions: Iterator[tuple[int, Tensor]], epoch: int) -> Batches:
         """Makes the batches of an epoch, in the order in which the loader returns them."""
+        meter, stream = self.meter, self.stream
         with self._borrow_node_map() as node_map:
             fetcher = self._fetcher(node_map)
             while window := list(islice(positions, self.window)):
-                with self.meter.measure('sample'):
-                    parts = [
-                        self._sample(index, mix_seeds(self.seed, epoch, number, 1), node_map)
-                        for number, index in window
-                    ]
-                    order = self._order(parts, node_map)
+                start = meter.now(stream)
+                parts = [
+                    self._sample(index, mix_seeds(self.seed, epoch, number, 1), node_map)
+                    for number, index in window
+                ]
+                order = self._order(parts, node_map)
+                meter.add_time('sample', start, meter.now(stream))
                 for k in order:
                     part, parts[k] = parts[k], None  # type: ignore[call-overload]
-                    with self.meter.measure('fetch'):
-                        pending = self._fetch(part, fetcher)
+                    start = meter.now(stream)
+                    pending = self._fetch(part, fetcher)
+                    meter.add_time('fetch', start, meter.now(stream))
                     yield pending
                     del pending, part
 
     def make_batch(self, index: Tensor | list[int], seed: int) -> Any:
         """Makes a single batch, in this thread, of positions that the user gives."""
+        meter, current = self.meter, None
         try:
             positions = check_positions("'index'", index, len(self.seeds))
             with run_on(self.stream), self._borrow_node_map() as node_map:
-                with self.meter.measure('sample'):
-                    part = self._sample(positions, seed, node_map)
-                with self.meter.measure('fetch'):
-                    pending = self._fetch(part, self._fetcher(node_map))
+                start = meter.now()
+                part = self._sample(positions, seed, node_map)
+                sampled = meter.now()
+                pending = self._fetch(part, self._fetcher(node_map))
+                meter.add_time('sample', start, sampled)
+                meter.add_time('fetch', sampled, meter.now())
         except Exception as error:
             self.features.end_iterator(error)
             raise
@@ -142,7 +148,7 @@ class Core:
             current = torch.cuda.current_stream(self.device)
             for tensor in pending.tensors:
                 tensor.record_stream(current)
-        return pending.complete(self.meter)
+        return pending.complete(meter, current, meter.now(current))
 
     def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Part:
         seeds = self.seeds.take(positions, self.device, seed)

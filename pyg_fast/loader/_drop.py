@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._hetero_subgraph import HeteroSubgraph
+from ._hetero_subgraph import HeteroSubgraph, dict_of
 from ._subgraph import Subgraph
 from ._typed_structure import EdgeType
 
@@ -110,11 +110,18 @@ def drop_edges(
         own = [edges.edge_index, edges.rowptr, indptr, edges.col]
         own += [] if edges.e_id is None else [edges.e_id]
         part = part._replace(
-            edge_index={**part.edge_index, key: edges.edge_index},
-            rowptr={**part.rowptr, key: edges.rowptr}, indptr={**part.indptr, key: indptr},
-            col={**part.col, key: edges.col}, e_id={**part.e_id, key: edges.e_id},
+            edge_index={**dict_of(part.edge_index), key: edges.edge_index},
+            rowptr={**dict_of(part.rowptr), key: edges.rowptr},
+            indptr={**dict_of(part.indptr), key: indptr},
+            col={**dict_of(part.col), key: edges.col},
+            e_id={**dict_of(part.e_id), key: edges.e_id},
             num_sampled_edges=(
-                None if by_type is None or edges.sizes is None else {**by_type, key: edges.sizes}
+                None if by_type is None or edges.sizes is None
+                else {**dict_of(by_type), key: edges.sizes}
+            ),
+            hops=(
+                None if part.hops is None or edges.sizes is None
+                else (part.hops[0], {**dict_of(part.hops[1]), key: tuple(edges.sizes)})
             ),
             wholes=(*part.wholes, *own) if part.wholes else (),
         )  # fmt: skip

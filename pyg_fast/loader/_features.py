@@ -2,10 +2,14 @@
 
 import copy
 import dataclasses
-from typing import Any
+import threading
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
 
 from ._columns import SHORT_ROW, Budget, Cache, Column, Table, is_plain
 from ._options import SHARDED, GraphData, StorageOptions
@@ -87,6 +91,30 @@ def features_of_data(
     )  # fmt: skip
 
 
+class _Contents(NamedTuple):
+    """What the stores of all types hold. To compare them at once takes a fraction of the time that
+    it takes for one after the other, in each batch."""
+
+    sizes: list[int]
+    keys: list[str]
+    values: list[object]
+
+    @classmethod
+    def of(cls, stores: list[BaseStorage]) -> '_Contents':
+        held = [store._mapping for store in stores]
+        return cls(
+            list(map(len, held)), list(chain.from_iterable(held)),
+            list(chain.from_iterable(map(dict.values, held))),
+        )  # fmt: skip
+
+    def are(self, other: '_Contents | None') -> bool:
+        """Whether these are the same objects."""
+        return (
+            other is not None and self.sizes == other.sizes
+            and all(map(is_, self.keys, other.keys)) and all(map(is_, self.values, other.values))
+        )  # fmt: skip
+
+
 class HeteroFeatures:
     """The attributes of a :class:`~torch_geometric.data.HeteroData` object, by type."""
 
@@ -115,6 +143,30 @@ class HeteroFeatures:
         for key, part in self.nodes.items():
             if part.exchange is not None:
                 raise ValueError(f"'{name_of(key)}' must not have sharded features")
+        self._stores = [data[key] for key in (*self.nodes, *self.edges)]
+        self._seen: _Contents | None = None
+        self._copied: list[Column] = []
+        self._version = 0
+        self._lock = threading.Lock()
+
+    def update(self, refresh: bool = False) -> int:
+        """Looks for attributes that have changed; returns a number that changes with them."""
+        with self._lock:
+            held = _Contents.of(self._stores)
+            is_stale = any(column.is_stale for column in self._copied)
+            if refresh or is_stale or not held.are(self._seen):
+                parts = *self.nodes.values(), *self.edges.values()
+                if refresh:
+                    for part in parts:
+                        part.refresh()
+                columns = [(part.node_columns()[1], part.edge_columns()) for part in parts]
+                self._copied = [
+                    column for each in chain.from_iterable(columns) for column in each.values()
+                    if column.source is not None
+                ]  # fmt: skip
+                self._seen = held
+                self._version += 1
+            return self._version
 
     def crosses_bus(self) -> bool:
         """Whether any features are not on the device of the batches."""
@@ -125,8 +177,7 @@ class HeteroFeatures:
 
     def refresh(self) -> None:
         """Reads all copies again; the next batch reuses no rows of the previous one."""
-        for part in (*self.nodes.values(), *self.edges.values()):
-            part.refresh()
+        self.update(refresh=True)
 
 
 def shard_features(data: GraphData, storage: StorageOptions) -> tuple[GraphData, StorageOptions]:

@@ -12,7 +12,7 @@ from ..ops.node_map import NodeMap
 from ._batch import Attributes
 from ._columns import Column
 from ._features import HeteroFeatures, LocalFeatures
-from ._hetero_subgraph import HeteroSubgraph
+from ._hetero_subgraph import EdgeType, HeteroSubgraph
 from ._pipeline import LateRead
 from ._remote import RemoteFeatures, select_unmatched
 from ._shards import Request, ShardedFeatures
@@ -96,7 +96,7 @@ class LocalFetcher:
 
     def fetch(self, part: Subgraph) -> Attributes:
         out = Attributes({}, {}, [])
-        self.fetch_nodes(part.n_id, out)
+        self.fetch_nodes(self.find_ways(), part.n_id, out)
         self.fetch_edges(self._features.edge_columns(), part.e_id, out)
         return out
 
@@ -115,9 +115,9 @@ class LocalFetcher:
         if late and e_id is not None:
             out.late.append(_read_late(late, e_id))
 
-    def fetch_nodes(self, n_id: Tensor, out: Attributes) -> None:
+    def fetch_nodes(self, ways: '_Ways', n_id: Tensor, out: Attributes) -> None:
         """Adds the node-level attributes."""
-        version, on_host, shards, now, late = self._find_ways()
+        version, on_host, shards, now, late = ways
         self._previous.forget_if_stale(version)
         does_match = self._does_match and bool(on_host or shards)
         matched = self._previous.match(n_id) if does_match else None
@@ -134,7 +134,7 @@ class LocalFetcher:
             sharded = self._features.select_shards(shards)  # Their parts may be others now.
             out.late.append(self._plan_exchange(sharded, n_id, matched, is_counted=bool(on_host)))
 
-    def _find_ways(self) -> '_Ways':
+    def find_ways(self) -> '_Ways':
         """How the node-level attributes are fetched, found once for each version of them."""
         version, columns = self._features.node_columns()
         if self._ways is None or self._ways.version != version:
@@ -221,17 +221,26 @@ class HeteroFetcher:
             }
             for parts in (features.nodes, features.edges)
         )
+        self._version: int | None = None
+        # Of the types that have attributes, as of this version of the features.
+        self._ways: list[tuple[str, _Ways]] = []
+        self._columns: list[tuple[EdgeType, dict[str, Column]]] = []
 
     def fetch(self, part: HeteroSubgraph) -> dict[Any, Attributes]:
         """The attributes by type, of the types that have some."""
+        version = self._features.update()
+        if version != self._version:
+            self._ways = [(key, fetcher.find_ways()) for key, fetcher in self._nodes.items()]
+            columns = [(key, part.edge_columns()) for key, part in self._features.edges.items()]
+            self._columns = [(key, by_name) for key, by_name in columns if by_name]
+            self._version = version
         out: dict[Any, Attributes] = {}
-        for node_type, fetcher in self._nodes.items():
+        for node_type, ways in self._ways:
             attributes = out[node_type] = Attributes({}, {}, [])
-            fetcher.fetch_nodes(part.n_id[node_type], attributes)
-        for edge_type, features in self._features.edges.items():
-            if columns := features.edge_columns():
-                attributes = out[edge_type] = Attributes({}, {}, [])
-                self._edges[edge_type].fetch_edges(columns, part.e_id[edge_type], attributes)
+            self._nodes[node_type].fetch_nodes(ways, part.n_id[node_type], attributes)
+        for edge_type, by_name in self._columns:
+            attributes = out[edge_type] = Attributes({}, {}, [])
+            self._edges[edge_type].fetch_edges(by_name, part.e_id[edge_type], attributes)
         return out
 
 

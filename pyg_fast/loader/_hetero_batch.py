@@ -12,8 +12,8 @@ from torch_geometric.data.storage import BaseStorage
 from ..graph._cache import Cache, Made, Promise, SampledHops
 from ..graph.csr import perm_name
 from ..graph.graph import keep_block
-from ._batch import Attributes, Edges, set_edges
-from ._hetero_subgraph import EdgeType, HeteroSubgraph
+from ._batch import Attributes, Edges, build_edge_index, set_matrix
+from ._hetero_subgraph import EdgeType, HeteroSubgraph, dict_of
 from ._pipeline import LateRead, PendingBatch, put
 from ._typed_structure import TypedStructure
 
@@ -24,7 +24,7 @@ def build_hetero_batch(
 ) -> PendingBatch:  # fmt: skip
     """The batch: a copy of `data` with the sampled nodes and edges of each type."""
     out = _copy_of(data)
-    stores: dict[Any, BaseStorage] = {**dict(out.node_items()), **dict(out.edge_items())}
+    stores: dict[Any, BaseStorage] = {**out._node_store_dict, **out._edge_store_dict}
     tensors: list[Tensor] = part.tensors()
     late: list[LateRead] = []
     for key, values in attributes.items():
@@ -34,34 +34,33 @@ def build_hetero_batch(
                 put(store, name, value)
         late += [LateRead(each.read, each.tensors, store) for each in values.late]
         tensors += values.tensors()
-    for node_type, n_id in part.n_id.items():
-        store = stores[node_type]
-        if 'num_nodes' in store._mapping:
-            put(store, 'num_nodes', n_id.numel())
-        if 'n_id' not in store._mapping:
-            put(store, 'n_id', n_id)
+    for node_type, n_id in dict_of(part.n_id).items():
+        held = stores[node_type]._mapping
+        if 'num_nodes' in held:
+            held['num_nodes'] = n_id.numel()
+        held.setdefault('n_id', n_id)
     kept = _Kept(part, graph.loop_free)
-    promise, sizes = Promise(part.edge_index, kept.fill), kept.sizes
-    for edge_type in graph.edge_types:
-        assert edge_type is not None
-        store, e_id = stores[edge_type], part.e_id[edge_type]
-        edges = Edges(
-            part.edge_index[edge_type], e_id, sizes[edge_type[0]], sizes[edge_type[2]],
-            part.indptr.get(edge_type), promise,
-        )  # fmt: skip
+    edges_of, e_ids, pointers = dict_of(part.edge_index), dict_of(part.e_id), dict_of(part.indptr)
+    promise, sizes = Promise(edges_of, kept.fill), [*kept.sizes.values()]
+    size_of = {ends: (sizes[ends[0]], sizes[ends[1]]) for ends in graph.pairs}
+    # What takes a microsecond for each type takes much of the time of a batch with many types.
+    for (edge_type, edge_index), ends in zip(edges_of.items(), graph.graph.types.ends, strict=True):
+        store, e_id, indptr = stores[edge_type], e_ids[edge_type], pointers.get(edge_type)
+        held = store._mapping
         if (perm := perm_name(store)) is not None:
-            store.pop(perm, None)  # It would be read for each batch: `e_id` tells the same.
-        is_sparse = graph.layout[edge_type] != 'edge_index'
-        new, read = set_edges(store, data[edge_type] if is_sparse else None, edges)
-        tensors += new
-        if read is not None:
-            late.append(read)
-        if e_id is not None and 'e_id' not in store._mapping:
-            put(store, 'e_id', e_id)
+            held.pop(perm, None)  # It would be read for each batch: `e_id` tells the same.
+        if graph.layout[edge_type] == 'edge_index':
+            held['edge_index'] = build_edge_index(edge_index, indptr, size_of[ends], promise)
+        else:
+            edges = Edges(edge_index, e_id, size_of[ends], indptr)
+            new, read = set_matrix(store, data[edge_type], edges)
+            tensors += new
+            late += read
+        if e_id is not None:
+            held.setdefault('e_id', e_id)
     for name in ('batch', 'num_sampled_nodes', 'num_sampled_edges'):
-        for key, value in (getattr(part, name) or {}).items():
-            store = stores.get(key)
-            put(out[key] if store is None else store, name, value)
+        for key, value in dict_of(getattr(part, name)).items():
+            put(stores[key] if key in stores else out[key], name, value)
     write_seeds(out, part.metadata)
     return PendingBatch(out, tensors, late)
 
@@ -75,8 +74,10 @@ def _copy_of(data: HeteroData) -> HeteroData:
 
     def copied(store: BaseStorage) -> BaseStorage:
         new = object.__new__(type(store))
-        new.__dict__.update(store.__dict__, _mapping=store._mapping.copy(), _parent=parent)
-        new.__dict__.pop('_cached_attr', None)
+        own = store.__dict__.copy()
+        own['_mapping'], own['_parent'] = own['_mapping'].copy(), parent
+        own.pop('_cached_attr', None)
+        object.__setattr__(new, '__dict__', own)
         return new
 
     own = out.__dict__
@@ -92,24 +93,19 @@ class _Kept:
     with the batch."""
 
     def __init__(self, part: HeteroSubgraph, loop_free: Mapping[Any, bool]) -> None:
-        self._rowptr, self._col = part.rowptr, part.col
+        self._rowptr, self._col, self._hops = part.rowptr, part.col, part.hops
         self._longest_row, self._loop_free = part.longest_row, loop_free
-        self.sizes = {key: n_id.numel() for key, n_id in part.n_id.items()}
-        # By hop. The lists are those of the batch, whose owner may write into them.
-        self._num_nodes, self._num_edges = (
-            None if counts is None or not part.is_by_hop else
-            {key: tuple(by_hop) for key, by_hop in counts.items()}
-            for counts in (part.num_sampled_nodes, part.num_sampled_edges)
-        )  # fmt: skip
-        self._made = Made.here(next(iter(part.n_id.values())))
+        n_ids = dict_of(part.n_id)
+        self.sizes = {key: n_id.numel() for key, n_id in n_ids.items()}
+        self._made = Made.here(next(iter(n_ids.values())))
 
     def fill(self, cache: Cache, key: EdgeType) -> None:
         """Fills the cache of the edges of a type."""
         hops = None
-        if self._num_nodes is not None and self._num_edges is not None:
-            hops = SampledHops(
-                self._num_edges[key], self._num_nodes[key[0]], self._num_nodes[key[2]]
-            )
+        if self._hops is not None:
+            nodes, edges = self._hops
+            by_hop = edges[key], nodes[key[0]], nodes[key[2]]
+            hops = SampledHops(*(tuple(map(int, counts)) for counts in by_hop))
         keep_block(
             cache, self._rowptr[key], self._col[key], hops, self._loop_free[key],
             self._longest_row[key], self.sizes[key[0]], self._made,

@@ -1,8 +1,8 @@
 """The nodes and edges of a batch with several types, before its attributes are fetched."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,40 +14,56 @@ from ._subgraph import metadata_of
 from ._versions import version_of
 
 EdgeType: TypeAlias = tuple[str, str, str]
+#: The numbers of nodes and of edges of each hop, by type.
+HopsByType: TypeAlias = tuple[Mapping[str, Iterable[int]], Mapping[EdgeType, Iterable[int]]]
+K = TypeVar('K')
+T = TypeVar('T')
 
 
-class PartsByType(Mapping[EdgeType, Tensor]):
-    """The parts of a tensor by type, which are cut where they are read."""
+class PartsByType(Mapping[K, T]):
+    """The parts of something by type, which are made where they are read."""
 
-    def __init__(self, number: Mapping[EdgeType, int], parts: Sequence[Tensor]) -> None:
+    def __init__(self, number: Mapping[K, int], parts: Sequence[T]) -> None:
         self._number, self._parts = number, parts
 
-    def __getitem__(self, key: EdgeType) -> Tensor:
+    def __getitem__(self, key: K) -> T:
         return self._parts[self._number[key]]
 
-    def __iter__(self) -> Iterator[EdgeType]:
+    def __iter__(self) -> Iterator[K]:
         return iter(self._number)
 
     def __len__(self) -> int:
         return len(self._number)
 
+    def to_dict(self) -> dict[K, T]:
+        """All of them."""
+        return dict(zip(self._number, self._parts, strict=True))
+
+
+def dict_of(parts: Mapping[K, T] | None) -> dict[K, T]:
+    """A new dict of parts by type."""
+    return parts.to_dict() if isinstance(parts, PartsByType) else dict(parts or {})
+
 
 class HeteroSubgraph(NamedTuple):
     """A sampled subgraph, by type of nodes and of edges: its edges are positions in `n_id`, sorted
-    by destination if the type has a `rowptr`. There is an entry for each type of the graph."""
+    by destination if the type has a `rowptr`. There is an entry for each type of the graph.
 
-    n_id: dict[str, Tensor]
-    edge_index: dict[EdgeType, Tensor]
+    `hops` repeats the numbers of sampled nodes and edges where they still describe the edges.
+    """
+
+    n_id: Mapping[str, Tensor]
+    edge_index: Mapping[EdgeType, Tensor]
     rowptr: Mapping[EdgeType, Tensor]
     indptr: Mapping[EdgeType, Tensor]  # as rowptr, int64
     col: Mapping[EdgeType, Tensor]
-    e_id: dict[EdgeType, Tensor | None]
-    num_sampled_nodes: dict[str, list[int]] | None
-    num_sampled_edges: dict[EdgeType, list[int]] | None
+    e_id: Mapping[EdgeType, Tensor | None]
+    num_sampled_nodes: Mapping[str, list[int]] | None
+    num_sampled_edges: Mapping[EdgeType, list[int]] | None
     metadata: tuple  # as that of PyG's HeteroSamplerOutput: what the batch tells of its seeds
-    is_by_hop: bool  # whether these numbers describe the edges
-    longest_row: dict[EdgeType, int | None]  # upper bounds, where the sampler knows them
-    batch: dict[str, Tensor] | None = None
+    hops: HopsByType | None
+    longest_row: Mapping[EdgeType, int | None]  # upper bounds, where the sampler knows them
+    batch: Mapping[str, Tensor] | None = None
     # Of which all others are parts: the streams that use a batch are told of these alone. None if
     # a tensor is of its own, which whoever replaces one must say.
     wholes: tuple[Tensor, ...] = ()
@@ -58,17 +74,18 @@ class HeteroSubgraph(NamedTuple):
 
     @property
     def num_edges(self) -> int:
-        return sum(edges.size(1) for edges in self.edge_index.values())
+        return sum(map(Tensor.numel, dict_of(self.edge_index).values())) // 2
 
     def tensors(self) -> list[Tensor]:
         """Tensors that hold the memory of all."""
         if self.wholes:
             return [*self.wholes, *(v for v in self.metadata if isinstance(v, Tensor))]
         parts = (
-            self.n_id, self.edge_index, self.rowptr, self.indptr, self.col, self.e_id,
-            self.batch or {},
+            self.n_id, self.edge_index, self.rowptr, self.indptr, self.col, self.e_id, self.batch,
         )  # fmt: skip
-        values = [value for part in parts for value in part.values()]
+        values: list[object] = []
+        for part in parts:
+            values += (part or {}).values()
         return [v for v in (*values, *self.metadata) if isinstance(v, Tensor)]
 
     def with_batch(self, batch: Tensor) -> 'HeteroSubgraph':
@@ -113,11 +130,14 @@ class HeteroSubgraph(NamedTuple):
         return {key: edges.get(key) for key in self.edge_index}
 
     def _to_output(self) -> HeteroSamplerOutput:
+        def owned(parts: Mapping[K, T] | None) -> dict[K, T] | None:
+            return None if parts is None else dict_of(parts)
+
         return HeteroSamplerOutput(
-            node=dict(self.n_id), row={key: e[0] for key, e in self.edge_index.items()},
-            col={key: e[1] for key, e in self.edge_index.items()}, edge=dict(self.e_id),
-            batch=self.batch, num_sampled_nodes=self.num_sampled_nodes,
-            num_sampled_edges=self.num_sampled_edges, metadata=self.metadata,
+            node=dict_of(self.n_id), row={key: e[0] for key, e in self.edge_index.items()},
+            col={key: e[1] for key, e in self.edge_index.items()}, edge=dict_of(self.e_id),
+            batch=owned(self.batch), num_sampled_nodes=owned(self.num_sampled_nodes),
+            num_sampled_edges=owned(self.num_sampled_edges), metadata=self.metadata,
         )  # fmt: skip
 
     def _replace_output(self, out: HeteroSamplerOutput, is_sorted: bool) -> 'HeteroSubgraph':
@@ -138,5 +158,5 @@ class HeteroSubgraph(NamedTuple):
             n_id=n_id, edge_index=ends, rowptr=rowptr, indptr=indptr, col=col, e_id=e_id,
             batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
             num_sampled_edges=out.num_sampled_edges, metadata=metadata_of(out, self.metadata),
-            is_by_hop=False, longest_row=dict.fromkeys(ends), wholes=(),
+            hops=None, longest_row=dict.fromkeys(ends), wholes=(),
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,15 @@ from torch_geometric.sampler.base import SubgraphType
 from ..ops.typed_sample import TypedSeeds
 from ._negatives import Negatives, negatives_of
 from ._options import SamplingOptions
+from ._pipeline import put
 from ._seeds import SeedBatch, copy_of_seeds, copy_of_times, copy_on_cpu, find_outside, mix_seeds
 from ._structure import Structure
 from ._typed_structure import EdgeType, NodeType, TypedStructure
+
+V = TypeVar('V')
+
+_CPU = torch.device('cpu')
+_MOST_ON_CPU = 4096  # links of a batch, with negative ones: more of them are faster on a GPU
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,13 @@ class LinkTypes(NamedTuple):
         """The distinct nodes of each type, and the positions of all nodes among them, without a
         wait for the device."""
         sizes = [0] * (len(self.first_node) - 1)
+        if not nodes[self.keys[0]].is_cuda:
+            seeds, by_type = [], {}
+            for key, place in zip(self.keys, self.places, strict=True):
+                ids, by_type[key] = torch.unique(nodes[key], return_inverse=True)
+                sizes[place] = ids.numel()
+                seeds.append(ids + self.first_node[place])
+            return TypedSeeds(torch.cat(seeds), tuple(sizes)), by_type
         for key, place in zip(self.keys, self.places, strict=True):
             sizes[place] = nodes[key].numel()
         ids, local, count = distinct(torch.cat([
@@ -169,6 +182,8 @@ class LinkSeeds:
 
     def take(self, positions: Tensor, device: torch.device, seed: int) -> SeedBatch:
         """The seeds of a batch: the ends of its links and of their negatives."""
+        if device.type == 'cuda' and self._suits_cpu(positions.numel()):
+            return _moved(self.take(positions, _CPU, seed), device)
 
         def at(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[positions].to(device, non_blocking=True)
@@ -214,6 +229,12 @@ class LinkSeeds:
             metadata = input_id, torch.stack(local), label, label_time
         return SeedBatch(nodes, metadata, seed_time, num_nodes, batch, dropped)
 
+    def _suits_cpu(self, num_links: int) -> bool:
+        """Whether the CPU takes less time than to launch tens of kernels."""
+        sampling, negatives = self.input.neg_sampling, self.negatives
+        total = num_links * (1 if sampling is None else 1 + sampling.amount)
+        return total <= _MOST_ON_CPU and (negatives is None or not negatives.on_device)
+
     def _dropped(self, links: Tensor) -> dict[EdgeType, Tensor] | None:
         out: dict[EdgeType, Tensor] = {}
         for key, is_reverse in self.dropped_types:
@@ -257,7 +278,10 @@ class LinkSeeds:
             seeds, by_type = self.types.distinct(nodes)
             local = [by_type[key] for key in nodes]
         else:
-            seeds, inverse, num_nodes = distinct(nodes)
+            if nodes.is_cuda:
+                seeds, inverse, num_nodes = distinct(nodes)
+            else:
+                seeds, inverse = torch.unique(nodes, return_inverse=True)
             local = [inverse]
         if len(local) == 1:
             local = list(local[0].split([src.numel(), dst.numel()]))
@@ -266,17 +290,22 @@ class LinkSeeds:
     def write(self, batch: Any, metadata: tuple) -> None:
         """Writes what a batch tells of its links."""
         sampling, key = self.input.neg_sampling, self.edge_type
-        stores = [batch] * 3 if key is None else [batch[key[0]], batch[key], batch[key[2]]]
-        src, link, dst = stores
+        ends = (None, None, None) if key is None else (key[0], key, key[2])
+        src, link, dst = (batch._store if each is None else batch[each] for each in ends)
         if sampling is None or sampling.is_binary():
-            link.input_id, link.edge_label_index, link.edge_label, link.edge_label_time = metadata
+            names = 'input_id', 'edge_label_index', 'edge_label', 'edge_label_time'
+            for name, value in zip(names, metadata, strict=True):
+                put(link, name, value)
             return
-        link.input_id, src.src_index, dst.dst_pos_index, dst.dst_neg_index, time = metadata
-        src.seed_time = dst.seed_time = time
-        # Attributes of the whole graph of these names would be wrong here.
-        for name in ('edge_label_index', 'edge_label_time'):
-            if name in link:
-                del link[name]
+        input_id, index, positive, negative, time = metadata
+        for store, name, value in (
+            (link, 'input_id', input_id), (src, 'src_index', index),
+            (dst, 'dst_pos_index', positive), (dst, 'dst_neg_index', negative),
+            (src, 'seed_time', time), (dst, 'seed_time', time),
+            # Attributes of the whole graph of these names would be wrong here.
+            (link, 'edge_label_index', None), (link, 'edge_label_time', None),
+        ):  # fmt: skip
+            put(store, name, value)
 
     def to_input(self) -> LinkInput:
         links = self.links if self.edge_type is None else (self.edge_type, self.links)
@@ -305,6 +334,19 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     local = torch.empty_like(ids)
     local[order] = rank
     return out, local, rank[-1] + 1
+
+
+def _moved(value: V, device: torch.device) -> V:
+    """The same with its tensors on a device: few numbers are copied without a wait."""
+    out: Any = value
+    if isinstance(value, Tensor):
+        out = value.to(device, non_blocking=True)
+    elif isinstance(value, dict):
+        out = {key: _moved(part, device) for key, part in value.items()}
+    elif isinstance(value, tuple):
+        parts = [_moved(part, device) for part in value]
+        out = type(value)(*parts) if hasattr(value, '_fields') else tuple(parts)
+    return out
 
 
 def edges_of(graph: Structure | TypedStructure, key: EdgeType = None) -> Tensor:

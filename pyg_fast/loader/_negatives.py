@@ -1,4 +1,4 @@
-"""Draws the nodes of negative links, on the device of the batches.
+"""Draws the nodes of negative links, on any device.
 
 Random numbers are functions of a seed and of their number, so the same seed draws the same nodes on
 every device, and nothing waits for the device.
@@ -137,6 +137,12 @@ class Negatives:
     ) -> None:
         self.sources, self.destinations, self.edges = sources, destinations, edges
 
+    @property
+    def on_device(self) -> bool:
+        """Whether a draw reads tensors, which are on the device of the batches."""
+        parts = self.sources.nodes, self.sources.sums, self.destinations.nodes
+        return any(x is not None for x in (*parts, self.destinations.sums, self.edges))
+
     def draw(
         self, count: int, seed: int, time: Tensor | None, src: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -144,6 +150,9 @@ class Negatives:
         nodes, edges = self.destinations, self.edges
         num_tries = 0 if edges is None or nodes.sums is None else _TRIES
         of_src, of_dst, *_ = bits = random_bits(seed, 2 + num_tries, count, device)
+        if src is None and not self.on_device and self.sources.count == nodes.count:
+            src, dst = _below(bits, nodes.count)
+            return src, dst
         if src is None:
             src = self.sources.at(self.sources.draw(of_src, self.sources.num_eligible(time)))
         eligible = nodes.num_eligible(time)

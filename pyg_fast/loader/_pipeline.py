@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data.storage import BaseStorage
 
-from ._stats import Meter, on_stream
+from ._stats import Meter, Moment, on_stream
 
 T = TypeVar('T')
 Self = TypeVar('Self', bound='BatchIterator')
@@ -39,14 +39,15 @@ class PendingBatch(NamedTuple):
     tensors: list[Tensor]  # its tensors that another stream wrote
     late: Sequence[LateRead] = ()
 
-    def complete(self, meter: Meter) -> Any:
-        """Reads what it lacks, on the stream that uses the batch."""
+    def complete(self, meter: Meter, stream: torch.cuda.Stream | None, start: Moment) -> Any:
+        """Reads what it lacks, on the stream that uses the batch: the current one, which has had
+        this moment."""
         if self.late:
-            with meter.measure('fetch'):
-                for item in self.late:
-                    assert item.store is not None
-                    for key, value in item.read().items():
-                        put(item.store, key, value)
+            for item in self.late:
+                assert item.store is not None
+                for key, value in item.read().items():
+                    put(item.store, key, value)
+            meter.add_time('fetch', start, meter.now(stream))
         return self.batch
 
 
@@ -103,15 +104,16 @@ class InlineIterator(BatchIterator):
         self._batches = batches
 
     def __next__(self) -> Any:
-        with self._meter.measure('wait'):
-            try:
-                pending = next(self._batches)
-            except Exception as end:
-                on_end, self._on_end = self._on_end, None
-                if on_end is not None:
-                    on_end(end)
-                raise
-            batch = pending.complete(self._meter)
+        meter, start = self._meter, self._meter.now()
+        try:
+            pending = next(self._batches)
+        except Exception as end:
+            on_end, self._on_end = self._on_end, None
+            if on_end is not None:
+                on_end(end)
+            raise
+        batch = pending.complete(meter, None, meter.now())
+        meter.add_time('wait', start, meter.now())
         return batch if self._transform is None else self._transform(batch)
 
     def close(self) -> None:
@@ -183,10 +185,12 @@ class ThreadedIterator(BatchIterator):
     def __next__(self) -> Any:
         stream = self._stream
         current = None if stream is None else torch.cuda.current_stream(stream.device)
-        with self._meter.measure('wait'):
-            item = self._channel.get()
-            if current is not None and isinstance(item, tuple) and item[1] is not None:
-                current.wait_event(item[1])
+        meter, start = self._meter, self._meter.now(current)
+        item = self._channel.get()
+        if current is not None and isinstance(item, tuple) and item[1] is not None:
+            current.wait_event(item[1])
+        end = meter.now(current)
+        meter.add_time('wait', start, end)
         if item is None or isinstance(item, BaseException):
             self.close()
             if self._on_end is not None and isinstance(item, Exception):
@@ -196,7 +200,7 @@ class ThreadedIterator(BatchIterator):
         if current is not None:
             for tensor in pending.tensors:
                 tensor.record_stream(current)
-        batch = pending.complete(self._meter)
+        batch = pending.complete(meter, current, end)
         return batch if self._transform is None else self._transform(batch)
 
 

@@ -13,6 +13,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from ..ops._checks import check_has_values
 from ..ops.typed_sample import TypedSeeds
 from ._options import BatchOptions, SamplingOptions
+from ._pipeline import put
 from ._structure import Structure
 from ._typed_structure import EdgeType, TypedStructure, is_time
 
@@ -147,9 +148,10 @@ class NodeSeeds:
 
     def write(self, batch: Any, metadata: tuple) -> None:
         """Writes what a batch tells of its seeds."""
-        store = batch if self.input_type is None else batch[self.input_type]
-        store.input_id, store.seed_time = metadata
-        store.batch_size = store.input_id.size(0)
+        store = batch._store if self.input_type is None else batch[self.input_type]
+        for name, value in zip(('input_id', 'seed_time'), metadata, strict=True):
+            put(store, name, value)
+        put(store, 'batch_size', metadata[0].size(0))
 
     def to_input(self) -> NodeInput:
         nodes = self.nodes if self.input_type is None else (self.input_type, self.nodes)

@@ -3,14 +3,15 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+#: A time in seconds, or an event on a GPU.
+Moment: TypeAlias = Any
 #: What was measured, its start and its end.
 _Span: TypeAlias = tuple[str, torch.cuda.Event, torch.cuda.Event]
 
@@ -109,22 +110,21 @@ class Meter:
             self._rows.append((counter, row_bytes))
             return counter
 
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Adds the time of the body; on CUDA its time on the current stream."""
+    def now(self, stream: torch.cuda.Stream | None = None) -> Moment:
+        """This moment; on CUDA in the work of a stream, by default the current one."""
         if self._device.type != 'cuda':
-            start = time.perf_counter()
-            yield
-            with self._lock:
-                self._seconds[name] += time.perf_counter() - start
-            return
-        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(self._device)
-        start_event.record(stream)
-        yield
-        end_event.record(stream)
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device) if stream is None else stream)
+        return event
+
+    def add_time(self, name: str, start: Moment, end: Moment) -> None:
+        """Adds the time between two moments."""
         with self._lock:
-            self._events.append((name, start_event, end_event))
+            if isinstance(start, float):
+                self._seconds[name] += end - start
+                return
+            self._events.append((name, start, end))
             if len(self._events) > self._PENDING:
                 self._add_up()
 

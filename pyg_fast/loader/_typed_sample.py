@@ -1,6 +1,6 @@
 """Samples the subgraph of a batch with types, times or a subgraph for each seed."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,20 +97,20 @@ def _to_hetero_subgraph(
     out: TypedSubgraph, graph: TypedStructure, seeds: SeedBatch,
     longest: tuple[int | None, ...],
 ) -> HeteroSubgraph:  # fmt: skip
-    def by_node_type(values: Sequence) -> dict:
-        return dict(zip(graph.node_types, values, strict=True))
+    def by_node_type(values: Any) -> PartsByType[Any, Any]:
+        return PartsByType(graph.node_number, values)
 
-    def by_edge_type(values: Sequence) -> dict:
-        return dict(zip(graph.edge_types, values, strict=True))
+    def by_edge_type(values: Any) -> PartsByType[Any, Any]:
+        return PartsByType(graph.edge_number, values)
 
-    edges = out.num_sampled_edges
-    number = by_edge_type(range(len(graph.edge_types)))
+    nodes, edges, hops = out.num_sampled_nodes, out.num_sampled_edges, out.hops
     return HeteroSubgraph(
-        by_node_type(out.n_id), by_edge_type(out.edge_index), PartsByType(number, out.rowptr),
-        by_edge_type(out.indptr), PartsByType(number, out.col), by_edge_type(out.e_id),
-        None if edges is None else by_node_type(out.num_sampled_nodes),
+        by_node_type(out.n_id), by_edge_type(out.edge_index), by_edge_type(out.rowptr),
+        by_edge_type(out.indptr), by_edge_type(out.col), by_edge_type(out.e_id),
+        None if edges is None else by_node_type(nodes),
         None if edges is None else by_edge_type(edges), seeds.metadata,
-        edges is not None, by_edge_type(longest),
+        None if hops is None else (by_node_type(hops[0]), by_edge_type(hops[1])),
+        by_edge_type(longest),
         None if out.batch is None else by_node_type(out.batch), out.wholes,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -46,9 +47,24 @@ class TypedStructure:
     def col(self) -> Tensor:
         return self.graph.col
 
+    @cached_property
+    def node_number(self) -> dict[NodeType, int]:
+        """The place of each type among all."""
+        return {key: k for k, key in enumerate(self.node_types)}
+
+    @cached_property
+    def edge_number(self) -> dict[EdgeType, int]:
+        """The place of each type among all."""
+        return {key: k for k, key in enumerate(self.edge_types)}
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The types of nodes between which there are edges."""
+        return tuple(dict.fromkeys(self.graph.types.ends))
+
     def first_node(self, node_type: NodeType) -> int:
         """Where the nodes of a type begin in the numbering of all."""
-        return self.graph.types.first_node[self.node_types.index(node_type)]
+        return self.graph.types.first_node[self.node_number[node_type]]
 
     def place(self, device: torch.device, on_host: bool) -> 'TypedStructure':
         """The graph in memory from which batches on `device` can be sampled."""

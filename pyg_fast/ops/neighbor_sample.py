@@ -216,7 +216,7 @@ def sample_subgraph(
         batch.counts[0, 0] = num_seeds
     for hop, fanout in enumerate(fanouts):
         max_nodes, max_edges = batch.grow(hop, fanout, replace, weight)
-        ops.sample_neighbors(
+        ops.sample_neighbors.default(
             rowptr, col, perm, weight, batch.n_id, batch.counts, batch.rowptr, batch.neighbor,
             batch.dst, batch.e_id, batch.table, batch.stamp, batch.num_seeds, hop, fanout, replace,
             seed, max_nodes, max_edges,
@@ -246,7 +246,7 @@ class _MiniBatch:
         self.table = node_map.table(self.num_seeds)
         self.stamp = node_map.next_stamp()
         self._reserve()
-        ops.begin_sample(seeds, self.n_id, self.counts, self.table, self.local, self.stamp)
+        ops.begin_sample.default(seeds, self.n_id, self.counts, self.table, self.local, self.stamp)
 
     def _reserve(self) -> None:
         most = self.num_seeds + self.max_edges
@@ -268,7 +268,7 @@ class _MiniBatch:
     def grow(self, hop: int, fanout: int, replace: bool, weight: Tensor | None) -> tuple[int, int]:
         """Computes the sizes of a hop and allocates: numbers of nodes and edges."""
         rowptr, col = self.graph
-        ops.sample_counts(
+        ops.sample_counts.default(
             rowptr, weight, self.n_id, self.counts, self.rowptr, hop, fanout, replace, self.max_new
         )
         max_nodes = self.max_new
@@ -288,6 +288,8 @@ class _MiniBatch:
         return max_nodes, max_edges
 
     def _fit_table(self, hop: int) -> None:
+        if not self.map.hashed:
+            return  # It has an entry for each node.
         table = self.map.table(self.max_nodes)
         if table is not self.table:  # The hashed table was too small.
             self.table = table
@@ -296,7 +298,7 @@ class _MiniBatch:
 
     def append(self, hop: int, max_edges: int) -> None:
         """Gives local ids to the nodes that first occur in this hop."""
-        ops.append_nodes(
+        ops.append_nodes.default(
             self.neighbor, self.n_id, self.counts, self.table, self.local, self.stamp,
             self.num_seeds, hop, max_edges,
         )  # fmt: skip
@@ -304,7 +306,7 @@ class _MiniBatch:
     def take(self) -> SampledSubgraph:
         """What was sampled."""
         nodes, edges = self.counts.tolist()
-        n_id, rowptr, col, edge_index, e_id = ops.take_sample(
+        n_id, rowptr, col, edge_index, e_id = ops.take_sample.default(
             self.n_id, self.rowptr, self.neighbor, self.dst, self.e_id, self.table, self.local,
             self.stamp, nodes[-1], nodes[-2], edges[-1],
         )  # fmt: skip

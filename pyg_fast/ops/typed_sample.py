@@ -1,9 +1,8 @@
 """Mini-batches of sampled neighbours in graphs with several types, with times, or with a subgraph
 for each seed."""
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,11 @@ MOST_TYPES = 4096
 _MOST_EDGES = 2**31 - 1  # of a mini-batch
 _MOST_GUESSED = 2**26  # most edges to allocate before their number is known
 _MOST_HASHED = 2**23  # the same if ids are hashed: the table must be cleared for each batch
+_MOST_BOUNDS = 64  # that are kept
 _ALIGNMENT = 4  # entries: kernels read four int32 at once
 
 Ints = npt.NDArray[np.int64]
+T = TypeVar('T')
 
 
 class Types(NamedTuple):
@@ -103,11 +104,23 @@ class TypedSeeds(NamedTuple):
     counts: Tensor | None = None  # int64
 
 
+class _Bound(NamedTuple):
+    """Upper bounds for a hop."""
+
+    edges: int
+    new: Ints  # by type, the nodes that it finds
+    num_new: int
+    work: int  # of the next hop
+
+
 class Rules(NamedTuple):
-    """Which edges to draw: fan-outs by hop and edge type, -1: all."""
+    """Which edges of a graph to draw: fan-outs by hop and edge type, -1: all."""
 
     fanouts: tuple[tuple[int, ...], ...]
     on_device: tuple[Tensor, ...]  # the same by hop, int64
+    arrays: tuple[Ints, ...]  # and in NumPy
+    #: Of hops, by their number and the numbers of seeds, which are the same in most batches.
+    bounds: dict[tuple[int, tuple[int, ...]], _Bound]
     replace: bool = False
     last: bool = False  # only the latest edges
     max_age: int | None = None
@@ -122,8 +135,10 @@ class Rules(NamedTuple):
         longest = [
             None if min(by_hop) < 0 else max(by_hop) for by_hop in zip(*fanouts, strict=True)
         ]
-        on_device = table.unbind()
-        return cls(tuple(map(tuple, fanouts)), on_device, replace, last, max_age, tuple(longest))
+        return cls(
+            tuple(map(tuple, fanouts)), table.unbind(), tuple(map(_ints, fanouts)), {}, replace,
+            last, max_age, tuple(longest),
+        )  # fmt: skip
 
 
 class TypedSubgraph(NamedTuple):
@@ -133,33 +148,41 @@ class TypedSubgraph(NamedTuple):
     The tensors of all types are parts of one, which starts at multiples of 16 bytes.
     """
 
-    n_id: list[Tensor]
-    batch: list[Tensor] | None
-    edge_index: list[Tensor]
+    n_id: Sequence[Tensor]
+    batch: Sequence[Tensor] | None
+    edge_index: Sequence[Tensor]
     rowptr: Sequence[Tensor]
     col: Sequence[Tensor]
-    e_id: list[Tensor]
-    num_sampled_nodes: list[list[int]]
-    num_sampled_edges: list[list[int]] | None
-    indptr: list[Tensor]  # as rowptr, int64
+    e_id: Sequence[Tensor]
+    num_sampled_nodes: Sequence[list[int]]
+    num_sampled_edges: Sequence[list[int]] | None
+    indptr: Sequence[Tensor]  # as rowptr, int64
     wholes: tuple[Tensor, ...]  # of which the others are parts; none if they are not
+    hops: tuple[Ints, Ints] | None  # as num_sampled_nodes and num_sampled_edges: nobody writes them
 
 
-class Parts(Sequence[Tensor]):
-    """The parts of a tensor as of :func:`_cut`, cut when one is read: few batches need any."""
+class Parts(Sequence[T]):
+    """The parts of something by type, made when one is read. Until then there is no object for each
+    type, which takes time to make and more in garbage collections."""
 
-    def __init__(self, whole: Tensor, lengths: list[int]) -> None:
-        self._args = whole, lengths
+    def __init__(self, count: int, make: Callable[..., list[T]], *args: object) -> None:
+        self._count, self._make, self._args = count, make, args
+        self._parts: list[T] | None = None
 
     def __len__(self) -> int:
-        return len(self._args[1]) // 2
+        return self._count
 
     def __getitem__(self, k):  # type: ignore[no-untyped-def]
-        return self._parts[k]
+        return self._all()[k]
 
-    @cached_property
-    def _parts(self) -> list[Tensor]:
-        return _cut(*self._args)
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._all())
+
+    def _all(self) -> list[T]:
+        # No cached_property: before Python 3.12 all threads share its lock.
+        if self._parts is None:
+            self._parts = self._make(*self._args)
+        return self._parts
 
 
 def sample_typed(
@@ -203,6 +226,7 @@ class _TypedBatch:
         self.device = seeds.nodes.device
         self.knows_sizes = not seeds.nodes.is_cuda  # without synchronisation
         self.new = _ints(seeds.sizes)  # upper bounds by type: nodes of the last hop
+        self.is_exact = False  # whether these depend on more than the numbers of seeds
         self.max_nodes, self.max_edges, self.max_work = self.num_seeds, 0, 0
         self.counts = torch.from_numpy(self._first_counts()).to(self.device, non_blocking=True)
         if seeds.counts is not None:
@@ -231,9 +255,9 @@ class _TypedBatch:
         self.of_nodes, self.of_before = slice(0, before), slice(before, work)
         self.of_work, self.of_edges = slice(work, drawn), slice(drawn, first_new)
         out = np.zeros(first_new + edges, dtype=np.int64)
-        sizes = np.array(self.seeds.sizes, dtype=np.int64)
-        sizes.cumsum(out=out[1 : nodes + 1])
-        sizes[self.types.dst].cumsum(out=out[work + 1 : work + edges + 1])
+        self.new.cumsum(out=out[1 : nodes + 1])
+        self.new[self.types.dst].cumsum(out=out[work + 1 : work + edges + 1])
+        self.new_work = int(out[work + edges])  # an upper bound for the next hop
         return out
 
     def _reserve(self) -> None:
@@ -260,7 +284,7 @@ class _TypedBatch:
         """Samples a hop."""
         graph, types, rules, counts = self.graph, self.types, self.rules, self.counts
         fanouts, fanout = rules.fanouts[hop], rules.on_device[hop]
-        max_work = int(self.new[types.dst].sum())
+        max_work = self.new_work
         self.max_work += max_work
         self._reserve_rows()
         max_age = -1 if rules.max_age is None else rules.max_age
@@ -271,7 +295,7 @@ class _TypedBatch:
             self.root, counts, self.rowptr, hops, node_types, hop, rules.replace, rules.last,
             max_age, max_work,
         )  # fmt: skip
-        max_edges = self._grow(hop, fanouts)
+        max_edges = self._grow(hop)
         ops.typed_neighbors.default(
             graph.rowptr, graph.col, graph.perm, graph.weight, graph.time, time, types.table,
             fanout, self.n_id, self.root, counts, self.rowptr, self.neighbor, self.dst, self.e_id,
@@ -283,27 +307,43 @@ class _TypedBatch:
             self.local, self.stamp, self.num_seeds, *self.sizes, hop, max_edges,
         )  # fmt: skip
 
-    def _grow(self, hop: int, fanouts: tuple[int, ...]) -> int:
+    def _grow(self, hop: int) -> int:
         """Allocates for the edges of a hop and the nodes at their ends; returns how many edges."""
-        types = self.types
-        guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
-        edges = None if self.knows_sizes else self._most_edges(hop, fanouts)
-        # First each by itself: the sum of large bounds may not fit.
-        if edges is None or self.max_edges + int(np.minimum(edges, guessed).sum()) >= guessed:
-            edges = self._read_sizes(hop)
-        count = int(edges.sum())
-        self.max_edges += count
-        self.new = np.bincount(types.src, edges, self.sizes[1]).astype(np.int64)
-        if self.root is None:  # distinct nodes
-            self.new = np.minimum(self.new, types.size)
-        self.max_nodes += int(self.new.sum())
+        bound = None if self.knows_sizes else self._bound(hop)
+        if bound is None:
+            bound, self.is_exact = self._bound_of(self._read_sizes(hop)), True
+        self.new, self.new_work = bound.new, bound.work
+        self.max_edges += bound.edges
+        self.max_nodes += bound.num_new
         self._reserve()
         self._fit_table(hop)
-        return count
+        return bound.edges
 
-    def _most_edges(self, hop: int, fanouts: tuple[int, ...]) -> Ints:
+    def _bound(self, hop: int) -> _Bound | None:
+        """Upper bounds before the numbers of the hop are known; None: they are too large."""
+        key, known = (hop, self.seeds.sizes), self.rules.bounds
+        found = None if self.is_exact else known.get(key)
+        if found is None:
+            edges = self._most_edges(hop)
+            guessed = _MOST_HASHED if self.map.hashed else _MOST_GUESSED
+            # First each by itself: the sum of large bounds may not fit.
+            if self.max_edges + int(np.minimum(edges, guessed).sum()) >= guessed:
+                return None
+            found = self._bound_of(edges)
+            if not self.is_exact and len(known) < _MOST_BOUNDS:
+                known[key] = found
+        return found
+
+    def _bound_of(self, edges: Ints) -> _Bound:
+        types = self.types
+        new = np.bincount(types.src, edges, self.sizes[1]).astype(np.int64)
+        if self.root is None:  # distinct nodes
+            new = np.minimum(new, types.size)
+        return _Bound(int(edges.sum()), new, int(new.sum()), int(new[types.dst].sum()))
+
+    def _most_edges(self, hop: int) -> Ints:
         """Upper bounds of the edges of each type."""
-        types, replace, fanout = self.types, self.rules.replace, _ints(fanouts)
+        types, replace, fanout = self.types, self.rules.replace, self.rules.arrays[hop]
         of_row = fanout * (types.longest > 0) if replace else np.minimum(fanout, types.longest)
         most = self.new[types.dst] * np.where(fanout < 0, types.longest, of_row)
         is_distinct = self.root is None and hop > 0 and not replace
@@ -320,6 +360,8 @@ class _TypedBatch:
         return np.diff(sizes[:-2])
 
     def _fit_table(self, hop: int) -> None:
+        if not self.map.hashed:
+            return  # It has an entry for each node.
         table = self.map.table(self.max_nodes)
         if table is self.table:
             return
@@ -354,7 +396,7 @@ class _TypedBatch:
             self.types.table, self.counts,
             torch.from_numpy(layout).to(self.device, non_blocking=True), self.n_id, self.root,
             self.rowptr, self.neighbor, self.dst, self.e_id, self.table, self.local, self.stamp,
-            hops, node_types, int(total.sum()), int(out_rows[-1]), int(count.sum()),
+            hops, node_types, int(node_ends[-1]), int(out_rows[-1]), int(edge_ends[-1]),
             int(out_edges[-1]),
         )  # fmt: skip
         sizes, of_edges, of_rows = (
@@ -362,15 +404,14 @@ class _TypedBatch:
         )  # fmt: skip
         indptr = rowptr.long()
         return TypedSubgraph(
-            list(n_id.unsafe_split_with_sizes(sizes)),
-            None if self.root is None else list(root.unsafe_split_with_sizes(sizes)),
-            [
-                ends.as_strided((2, n), (max(n, 1), 1), 2 * begin)
-                for begin, n in zip(out_edges.tolist(), count.tolist(), strict=False)
-            ],
-            Parts(rowptr, of_rows), Parts(col, of_edges), _cut(e_id, of_edges), nodes.T.tolist(),
-            edges.T.tolist(), _cut(indptr, of_rows),
+            n_id.unsafe_split_with_sizes(sizes),
+            None if self.root is None else root.unsafe_split_with_sizes(sizes),
+            Parts(num_types, _cut_pairs, ends, out_edges, count),
+            Parts(num_types, _cut, rowptr, of_rows), Parts(num_types, _cut, col, of_edges),
+            Parts(num_types, _cut, e_id, of_edges), Parts(node_types, np.ndarray.tolist, nodes.T),
+            Parts(num_types, np.ndarray.tolist, edges.T), Parts(num_types, _cut, indptr, of_rows),
             (n_id, *([] if self.root is None else [root]), rowptr, indptr, col, ends, e_id),
+            (nodes.T, edges.T),
         )  # fmt: skip
 
     def take_induced(self) -> TypedSubgraph:
@@ -401,7 +442,7 @@ class _TypedBatch:
             row += size
         return sampled._replace(
             edge_index=edges, rowptr=[part.int() for part in indptr], col=cols, e_id=e_ids,
-            num_sampled_edges=None, indptr=indptr, wholes=(),
+            num_sampled_edges=None, indptr=indptr, wholes=(), hops=None,
         )  # fmt: skip
 
 
@@ -424,6 +465,15 @@ def _cut(whole: Tensor, lengths: list[int]) -> list[Tensor]:
     """The parts of these :func:`_lengths`, without what pads them."""
     # Without what autograd keeps of views: these hold integers.
     return list(whole.unsafe_split_with_sizes(lengths)[::2])
+
+
+def _cut_pairs(whole: Tensor, begin: Ints, count: Ints) -> list[Tensor]:
+    """The lists of edges of all types, whose numbers of sources and destinations begin at twice the
+    number of edges before."""
+    return [
+        whole.as_strided((2, n), (max(n, 1), 1), 2 * first)
+        for first, n in zip(begin.tolist(), count.tolist(), strict=False)
+    ]
 
 
 @fake('take_typed')

@@ -3,6 +3,7 @@
 from pyg_fast.loader import (
     _columns,
     _core,
+    _links,
     _negatives,
     _order,
     _pipeline,
@@ -12,8 +13,8 @@ from pyg_fast.loader import (
 )
 
 __all__ = [
-    'Budget', 'Meter', 'PendingBatch', 'ThreadedIterator', '_columns', '_core', '_negatives',
-    '_sample', 'greedy_order', 'mix_seeds',
+    'Budget', 'Meter', 'PendingBatch', 'ThreadedIterator', '_columns', '_core', '_links',
+    '_negatives', '_sample', 'greedy_order', 'mix_seeds',
 ]  # fmt: skip
 
 Budget = _columns.Budget  # of device memory, for features

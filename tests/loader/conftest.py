@@ -38,8 +38,7 @@ def _cache_in(edge_index: EdgeIndex) -> Cache:
     promise = vars(edge_index).get('_pyg_fast_cache')
     if not isinstance(promise, Promise):
         return cache_of(edge_index)
-    size = edge_index.sparse_size()
-    same = edges_of_batch(edge_index._data, edge_index._indptr, *size)
+    same = edges_of_batch(edge_index._data, edge_index._indptr, edge_index.sparse_size())
     promise.give(same)
     assert cache_of(same).entries
     return cache_of(same)

@@ -19,7 +19,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 from pyg_fast.loader import FastLinkNeighborLoader, FastNeighborLoader
 from pyg_fast.ops._reference import random_bits as bits_of_number
 from tests.loader._graphs import check_hops, equal, random_data
-from tests.loader._parts import _negatives
+from tests.loader._parts import _links, _negatives
 
 
 def pyg_loader(data: Data, *args: Any, **kwargs: Any) -> LinkNeighborLoader:
@@ -158,6 +158,16 @@ def test_ratio_is_the_amount_of_binary_negatives() -> None:
     assert batch.edge_label.tolist() == [1.0] * 300 + [0.0] * 150
     (batch,) = FastLinkNeighborLoader(data, [1], neg_sampling_ratio=0, batch_size=300)
     assert 'edge_label' not in batch
+
+
+@given(ids=st.lists(st.integers(0, 9)))
+def test_distinct_is_unique_with_a_length_that_no_one_waits_for(ids: list[int]) -> None:
+    given_ids = torch.tensor(ids, dtype=torch.long)
+    found, local, count = _links.distinct(given_ids)
+    wanted, inverse = given_ids.unique(return_inverse=True)
+    assert torch.equal(found[:count], wanted)
+    assert torch.equal(local, inverse)
+    assert (found[count:] == wanted[-1:]).all()
 
 
 # Negatives --------------------------------------------------------------------------------------

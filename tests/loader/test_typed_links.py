@@ -19,7 +19,7 @@ from torch_geometric.utils import trim_to_layer
 from pyg_fast.loader import FastLinkNeighborLoader
 from tests.loader._graphs import random_data
 from tests.loader._hetero import EDGES, plain_graph, random_hetero
-from tests.loader._parts import _sample, mix_seeds
+from tests.loader._parts import _links, _sample, mix_seeds
 from tests.loader.test_hetero import flat
 from tests.ops._typed import Rule, Seeds, sample
 
@@ -476,6 +476,26 @@ def test_copies_and_devices_give_the_same(device: torch.device, how: str) -> Non
         for batches in zip(loader, other, plain, strict=True):
             first, *rest = map(flat, batches)
             assert all(batch == first for batch in rest)
+
+
+@pytest.mark.parametrize('how', ['plain', 'hetero', 'disjoint'])
+@pytest.mark.parametrize('mode', ['binary', 'triplet'])
+def test_large_batches_of_links_are_made_on_the_device(
+    device: torch.device, how: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random_data() if how == 'plain' else random_hetero()
+    links = data.edge_index if isinstance(data, Data) else (WRITES, data[WRITES].edge_index)
+
+    def batches() -> list[Data | HeteroData]:
+        return list(FastLinkNeighborLoader(
+            data, [3, 2], links, batch_size=16, neg_sampling=mode, seed=4, device=device,
+            disjoint=how == 'disjoint', drop_seed_edges=True,
+        ))  # fmt: skip
+
+    small = batches()
+    monkeypatch.setattr(_links, '_MOST_ON_CPU', 0)
+    for one, other in zip(small, batches(), strict=True):
+        assert flat(one) == flat(other)
 
 
 @pytest.mark.parametrize('num_workers', [0, 2])

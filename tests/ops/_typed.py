@@ -175,8 +175,8 @@ def map_for(graph: Graph, seeds: Seeds, device: torch.device) -> Any:
 
 def check(out: Any, wanted: Sampled, has_roots: bool) -> None:
     """Compares a batch with that of :func:`sample`."""
-    assert out.num_sampled_nodes == wanted.num_nodes
-    assert out.num_sampled_edges == wanted.num_edges
+    assert list(out.num_sampled_nodes) == wanted.num_nodes
+    assert list(out.num_sampled_edges) == wanted.num_edges
     for t, keys in enumerate(wanted.nodes):
         assert out.n_id[t].tolist() == [node for _, node in keys]
         if has_roots:
