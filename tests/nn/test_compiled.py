@@ -796,6 +796,7 @@ class Joins(MessagePassing):
         return self.lin(torch.cat([x_i, x_j], -1))
 
 
+@pytest.mark.usefixtures('backend')
 def test_errors(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     """As in eager mode, also where Dynamo fails; a model goes on after them."""
     x, edges, _ = graph_data(20, 50, device)
