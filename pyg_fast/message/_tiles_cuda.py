@@ -83,14 +83,14 @@ def _launch_tiles(
         graph.rowptr if seed is None else seed,
     ]  # fmt: skip
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
-    offset = _cuda.offset_dtype(graph.col, nodes, tensors)
+    steps = [x.stride(0) for x in nodes]
+    offset = _cuda.offset_dtype(graph.col, nodes, steps, tensors)
     row_of = csr_rows(graph.rowptr, 0, graph.num_edges)
     rank_of = place_of = row_of
     if parts:
         rank_of, place_of = _plan_tiles(graph, row_of, num_tiles)
     perm = graph.col if graph.perm is None else graph.perm
     sizes = graph.num_edges, graph.num_dst
-    steps = [x.stride(0) for x in nodes]
     tensors = [row_of, graph.col, perm, rank_of, place_of, *tensors]
     flags = graph.perm is not None, offset
     form = _choose_form(source, tensors, (*sizes, 0, num_tiles, 1), flags, steps)
