@@ -270,7 +270,7 @@ def _message_name(function: Function) -> str:
     return f'{getattr(type(owner), "_base", type(owner)).__name__}.{name}'
 
 
-# As Dynamo's module, in which this function turns Dynamo off, and on again.
+# As Dynamo's module, whose own `call_size` turns Dynamo off, and on again.
 _utils = types.SimpleNamespace(**{**vars(torch._dynamo.utils), 'call_size': Tensor.size})
 
 
@@ -280,8 +280,10 @@ def _without_switches(code: CodeType) -> Callable[..., Any]:
     known = _entry.__globals__
     scope = {name: known[name] for name in code.co_names if name in known}
     for name, value in scope.items():
-        is_utils = value is torch._dynamo.utils
-        scope[name] = _utils if is_utils else getattr(value, '_torchdynamo_orig_callable', value)
+        if value is torch._dynamo.utils:
+            scope[name] = _utils
+        elif isinstance(value, types.FunctionType):
+            scope[name] = getattr(value, '_torchdynamo_orig_callable', value)
     return types.FunctionType(code, scope)
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -68,19 +68,23 @@ class Pass:
     in_tiles: bool = False  # by a kernel over tiles of edges
     _cache: dict[Hashable, Any] = field(default_factory=dict)
 
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the rows of its results."""
+        return [self.program[out.at].shape for out in self.outs]
+
     @_memoize
     def recipe(self, acc: torch.dtype) -> Recipe:
         """The Triton kernel. Raises :class:`Refused`."""
         source = generate(self.program, list(self.outs), self.row_role, _TRITON_DTYPES[acc])
         most = most_programs(self.program, self.outs, source)
-        shapes = [self.program[out.at].shape for out in self.outs]
         dtypes = [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs]
         nodes = [load for load in source.loads if load[0] in NODES]
         tables = [load for load in source.loads if load[0] == 'table']
 
         def recipe(tile: Tile, wide: Recipe | None) -> Recipe:
             num_tiles = -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1
-            return Recipe(source, tile, num_tiles, most, shapes, dtypes, nodes, tables, wide)
+            return Recipe(source, tile, num_tiles, most, self.shapes, dtypes, nodes, tables, wide)
 
         wide: Recipe | None = None
         for tile in reversed(choose_wide_tiles(source)):

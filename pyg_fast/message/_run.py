@@ -147,7 +147,7 @@ class FusedMessage(torch.autograd.Function):
         derives_twice = torch.is_grad_enabled()  # create_graph=True
         if derives_twice:
             ctx.passes.derives_twice = True
-        if derives_twice or any(map(is_batched, grads)):  # Or several gradients at once.
+        if derives_twice or is_batched(*grads):  # Or several gradients at once.
             chosen = kept.chosen
             of_inputs = _differentiate_in_torch(passes, graph, seed, inputs, chosen, needs, grads)
         else:
@@ -256,7 +256,7 @@ def compute_gradients(
                 if plan.inputs[k].role == 'table' and result.kind == 'edge':
                     own = _sum_by_row_of_table(plan, k, values, grad)
                 x = inputs[k]
-                own = own.to(x.dtype)
+                own = own if own.dtype == x.dtype else own.to(x.dtype)
                 out[k] = own if own.shape == x.shape else own.reshape(x.shape)
     for k, needed in enumerate(needs):
         if needed and out[k] is None:
