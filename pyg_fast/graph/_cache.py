@@ -194,6 +194,11 @@ def look_up(edge_index: EdgeIndex, request: Request) -> Any:
         cache = getattr(edge_index, _CACHE, None)
         entry = cache.entries.get(request) if isinstance(cache, Cache) else None
         return None if entry is None or entry.made is not None else entry.value
+    return look_up_eagerly(edge_index, request)
+
+
+def look_up_eagerly(edge_index: EdgeIndex, request: Request) -> Any:
+    """The same in eager calls."""
     cache = cache_of(edge_index)
     entry = cache.entries.get(request)
     if entry is None:

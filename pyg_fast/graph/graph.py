@@ -22,6 +22,7 @@ from ._cache import (
     derive,
     flipped,
     look_up,
+    look_up_eagerly,
     noted_loops,
     store,
 )
@@ -106,7 +107,7 @@ def graph_of(
         return _traced(edge_index, num_src, num_dst, transpose, drop_loops, values)
     raise_pending()
     request = GraphRequest(num_src, num_dst, drop_loops)
-    graph = look_up(edge_index, request)
+    graph = look_up_eagerly(edge_index, request)
     if graph is None and (whole := flipped(edge_index)) is not None:
         return graph_of(whole, num_dst, num_src, drop_loops=drop_loops).t()
     if graph is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops._edges import is_stream_capturing
 from ..sparse.graph import Graph
 from ..sparse.groups import Groups
-from ._ir import NODES, SOFTMAX_ROLES, Inputs, Load, Program
+from ._ir import SOFTMAX_ROLES, Inputs, Load, Program
 from ._pieces import (
     ROWS_OF_OWNERS,
     WARPS_OF_OWNERS,
@@ -55,6 +55,8 @@ class Recipe(NamedTuple):
     most_programs: int | None  # of a tile; None: a program takes one row, or a few
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
+    nodes: list[Load]  # the inputs whose rows may have any stride
+    tables: list[Load]
     wide: 'Recipe | None' = None  # the next wider one, for rows of few edges
 
 
@@ -114,7 +116,7 @@ def compiled_kernel(
 ) -> CompiledKernel:  # fmt: skip
     """A Triton function, compiled for such arguments. A thread has so many :obj:`registers` at
     most."""
-    pointers = [t.data_ptr() for t in tensors]
+    pointers = [*map(Tensor.data_ptr, tensors)]
     return _variant(text, name, num_warps, tensors, pointers, numbers, constants, registers)
 
 
@@ -125,7 +127,7 @@ def launch_kernel(
     """Launches a Triton function on the current device, past Triton's own dispatch, which takes
     several times as long to inspect the arguments; it asks the driver about each tensor, but not
     about a pointer."""
-    pointers = [t.data_ptr() for t in tensors]
+    pointers = [*map(Tensor.data_ptr, tensors)]
     found = _variant(text, name, num_warps, tensors, pointers, numbers, constants, registers)
     found[num_programs, 1, 1](*pointers, *numbers, *constants)
 
@@ -256,10 +258,13 @@ def _count_programs(most: int | None, num_rows: int, num_edges: int) -> int:
     return -(-num_rows // _ROWS_OF_FEW) if several else num_rows
 
 
+_HERE = nullcontext()
+
+
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Makes a GPU the current one."""
-    if device.index == torch.cuda.current_device():
-        return nullcontext()
+    if device.index == torch._C._cuda_getDevice():  # Sooner than `torch.cuda.current_device`.
+        return _HERE
     return torch.cuda.device(device)
 
 
@@ -270,14 +275,14 @@ class _Grid(NamedTuple):
     of_units: int  # programs that take units
     of_pieces: int  # programs that take pieces of long rows
     lanes: int  # slots that one of these looks at
-    slots: int  # partial results
+    slots: int | None  # partial results; None: no kernel takes them
 
 
 class _Buffers(NamedTuple):
-    """Results by number, and partial results of long rows; second ones of kinds that have two."""
+    """Results, and by number partial results of long rows; second ones of kinds that have two."""
 
     outs: list[Tensor]
-    seconds: dict[int, Tensor]
+    seconds: list[Tensor | None]
     parts: dict[int, Tensor]
     second_parts: dict[int, Tensor]
 
@@ -287,32 +292,33 @@ def run_pass_cuda(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of a pass, and the second ones of kinds that have two."""
     rowptr, col, perm, num_rows, groups, most, _ = schedule
-    recipe, pieces = pass_.recipe(acc), divide_rows(col.size(0), num_rows, groups, most)
+    num_edges = col.size(0)
+    recipe, pieces = pass_.recipe(acc), divide_rows(num_edges, num_rows, groups, most)
     itemsize = 2 if recipe.source.half else acc.itemsize
     while recipe.wide is not None:
         if not _in_wide_tiles(schedule, itemsize, math.prod(recipe.wide.tile.columns)):
             break
         recipe = recipe.wide
-    grid = _grid_of(recipe, pieces, num_rows, col.size(0))
+    grid = _grid_of(recipe, pieces, num_rows, num_edges)
     buffers = _allocate(pass_, recipe, schedule, grid, acc)
-    seconds: list[Tensor | None] = [buffers.seconds.get(k) for k in range(len(buffers.outs))]
+    outs, seconds = buffers.outs, buffers.seconds
     if num_rows == 0:
-        return buffers.outs, seconds
+        return outs, seconds
     owners = _launch_pass(recipe, schedule, pieces, grid, buffers, inputs, seed)
     if buffers.parts and grid.slots:
         _combine(pass_, pieces, buffers, owners, rowptr, acc)
-    if perm is not None and col.size(0) > 0:  # Positions become numbers of edges.
+    if perm is not None and num_edges > 0:  # Positions become numbers of edges.
         seconds = [
             torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
             if arg is not None and out.kind in ('max', 'min')
             else arg
             for arg, out in zip(seconds, pass_.outs, strict=True)
         ]
-    return buffers.outs, seconds
+    return outs, seconds
 
 
 def _grid_of(recipe: Recipe, pieces: Pieces | Groups, num_rows: int, num_edges: int) -> _Grid:
-    units, of_pieces, lanes, slots = num_rows, 0, 0, 0
+    units, of_pieces, lanes, slots = num_rows, 0, 0, None
     if isinstance(pieces, Groups):
         units, slots = pieces.row.size(0), pieces.num_partials
     elif pieces.num_blocks:
@@ -325,23 +331,26 @@ def _grid_of(recipe: Recipe, pieces: Pieces | Groups, num_rows: int, num_edges: 
 def _allocate(
     pass_: 'Pass', recipe: Recipe, schedule: Schedule, grid: _Grid, acc: torch.dtype
 ) -> _Buffers:
-    device, num_edges = schedule.col.device, schedule.col.size(0)
-    buffers = _Buffers([], {}, {}, {})
+    buffers, device = _Buffers([], [], {}, {}), schedule.col.device
     for k, (out, shape, dtype) in enumerate(
         zip(pass_.outs, recipe.shapes, recipe.dtypes, strict=True)
     ):
-        rows = {'edge': num_edges, 'total': grid.of_units + grid.of_pieces}.get(
-            out.kind, schedule.num_rows
-        )
+        has_two, rows = out.kind in TWO_RESULTS, schedule.num_rows
         second = schedule.rowptr.dtype if out.kind in ('max', 'min') else acc
-        buffers.outs.append(torch.empty((rows, *shape), dtype=dtype, device=device))
-        if out.kind in TWO_RESULTS:
-            buffers.seconds[k] = torch.empty((rows, *shape), dtype=second, device=device)
-        if out.kind not in ('edge', 'total'):
-            part = torch.empty((grid.slots, *shape), dtype=acc, device=device)
-            buffers.parts[k] = part
-            if k in buffers.seconds:
-                buffers.second_parts[k] = torch.empty(part.shape, dtype=second, device=device)
+        if out.kind == 'edge':
+            rows = schedule.col.size(0)
+        elif out.kind == 'total':
+            rows = grid.of_units + grid.of_pieces
+        elif grid.slots is not None:
+            of_part = (grid.slots, *shape)
+            buffers.parts[k] = torch.empty(of_part, dtype=acc, device=device)
+            if has_two:
+                buffers.second_parts[k] = torch.empty(of_part, dtype=second, device=device)
+        of_rows = (rows, *shape)
+        buffers.outs.append(torch.empty(of_rows, dtype=dtype, device=device))
+        buffers.seconds.append(
+            torch.empty(of_rows, dtype=second, device=device) if has_two else None
+        )
     return buffers
 
 
@@ -351,14 +360,17 @@ def _launch_pass(
 ) -> list[Tensor]:  # fmt: skip
     """Launches the kernels of rows, pieces or groups. Returns what says which rows are long."""
     (rowptr, col, perm, num_rows), source, tile = schedule[:4], recipe.source, recipe.tile
-    loads = [_input_for(inputs, load) for load in source.loads]
-    results = [*buffers.outs, *buffers.seconds.values()]
+    loads = [
+        inputs[load] if load in inputs else _joined_statistics(inputs, load)
+        for load in source.loads
+    ]  # fmt: skip
+    results = [*buffers.outs, *[x for x in buffers.seconds if x is not None]]
     partials = [*buffers.parts.values(), *buffers.second_parts.values()]
-    nodes = [inputs[load] for load in source.loads if load[0] in NODES]
-    offsets = offset_dtype(col, nodes, [*loads, *buffers.outs, *buffers.parts.values()])
+    nodes = [inputs[load] for load in recipe.nodes]
     steps = [x.stride(0) for x in nodes]
-    steps += [inputs[load].size(0) for load in source.loads if load[0] == 'table']
-    constants = perm is not None, offsets, tile.stages, tile.edges, *tile.columns, *steps
+    offsets = offset_dtype(col, nodes, steps, [*loads, *buffers.outs, *buffers.parts.values()])
+    rows = [inputs[load].size(0) for load in recipe.tables] if recipe.tables else []
+    constants = perm is not None, offsets, tile.stages, tile.edges, *tile.columns, *steps, *rows
     edges = [col, rowptr if perm is None else perm]
     last = rowptr if seed is None else seed
 
@@ -397,21 +409,21 @@ def _write_owners(rowptr: Tensor, owner: Tensor, num_rows: int, size: int, longe
     )
 
 
-def _input_for(inputs: Inputs, load: Load) -> Tensor:
-    role, n = load
-    if role != 'stats' or load in inputs:
-        return inputs[load]
+def _joined_statistics(inputs: Inputs, load: Load) -> Tensor:
+    """The statistics of a softmax side by side."""
+    _, n = load
     # A pass that does not read `dot` gets any tensor in its place.
     return torch.stack([inputs.get((each, n), inputs['most', n]) for each in SOFTMAX_ROLES], -1)
 
 
-def offset_dtype(col: Tensor, nodes: list[Tensor], tensors: list[Tensor]) -> 'tl.dtype':
-    """The integers of offsets: those of 32 bits are faster."""
+def offset_dtype(
+    col: Tensor, nodes: list[Tensor], steps: list[int], tensors: list[Tensor]
+) -> 'tl.dtype':
+    """The integers of offsets: those of 32 bits are faster. `steps` are those of rows of nodes."""
     import triton.language as tl
 
-    widest = max(
-        [col.size(0), *[x.size(0) * x.stride(0) for x in nodes], *[x.numel() for x in tensors]]
-    )
+    of_nodes = [x.size(0) * step for x, step in zip(nodes, steps, strict=True)]
+    widest = max([col.size(0), *of_nodes, *map(Tensor.numel, tensors)])
     return tl.int32 if widest < 2**31 else tl.int64
 
 
@@ -425,8 +437,9 @@ def _combine(
     pointers: list[Tensor] = []
     for k, part in buffers.parts.items():
         pointers += [part, buffers.outs[k]]
-        if k in buffers.seconds:
-            pointers += [buffers.second_parts[k], buffers.seconds[k]]
+        second = buffers.seconds[k]
+        if second is not None:
+            pointers += [buffers.second_parts[k], second]
     sizes = [math.prod(part.shape[1:]) for part in buffers.parts.values()]
     numbers: tuple[int, ...]
     if isinstance(pieces, Groups):

@@ -270,6 +270,23 @@ def _message_name(function: Function) -> str:
     return f'{getattr(type(owner), "_base", type(owner)).__name__}.{name}'
 
 
+# As Dynamo's module, whose own `call_size` turns Dynamo off, and on again.
+_utils = types.SimpleNamespace(**{**vars(torch._dynamo.utils), 'call_size': Tensor.size})
+
+
+def _without_switches(code: CodeType) -> Callable[..., Any]:
+    """The function of code that Dynamo made, for calls while it is off: without the switches around
+    what the function calls, which take longer than that."""
+    known = _entry.__globals__
+    scope = {name: known[name] for name in code.co_names if name in known}
+    for name, value in scope.items():
+        if value is torch._dynamo.utils:
+            scope[name] = _utils
+        elif isinstance(value, types.FunctionType):
+            scope[name] = getattr(value, '_torchdynamo_orig_callable', value)
+    return types.FunctionType(code, scope)
+
+
 class _GuardedCapture:
     """What Dynamo compiled of a message, and the guards under which it serves a call."""
 
@@ -313,7 +330,7 @@ class _GuardedCapture:
         if len(entries) != 1 or entries[0].code is None:
             raise Refused('what message reads was freed while it was captured')
         self.guards = entries[0].guard_manager
-        self.function = types.FunctionType(entries[0].code, _entry.__globals__)
+        self.function = _without_switches(entries[0].code)
         return result
 
     def __del__(self) -> None:
@@ -383,7 +400,7 @@ _stores_lock = threading.Lock()
 
 
 def _code_of(function: Function) -> object:
-    return getattr(getattr(function, '__func__', function), '__code__', function)
+    return getattr(function, '__code__', function)
 
 
 def _store_for(code: object) -> _CaptureStore:
@@ -594,10 +611,7 @@ class Entry:
                 raise InMemory(SLOWER_IN_TILES)
             if num_edges is not None and trains and passes.derives_twice:
                 _check_derives_twice(passes.plan, num_edges, device)
-            seed = None
-            if passes.plan.num_dropouts:
-                seed = torch.randint(2**62, (1,), device=device)
-            outs = run(passes, graph, args, inputs, seed, only_read)
+            outs = run(passes, graph, args, inputs, device, only_read)
             if captured.writes:
                 outs = _set_attributes(function, outs, len(captured.writes))
             return outs, '' if captured.rows is None else captured.rows.container

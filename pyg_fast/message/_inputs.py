@@ -45,7 +45,7 @@ def check_inputs(
             raise Fallback(f'an input is {value.layout}')
         if value.device != device:
             raise Fallback(f'an input is on {value.device}, the edges on {device}')
-        if value.is_floating_point() and value.dtype not in DTYPES:
+        if value.dtype not in DTYPES and value.is_floating_point():
             raise Fallback(f'an input is {value.dtype}')
     if max(sizes) > MOST_NODES:
         raise BySize(f'{max(sizes)} nodes')

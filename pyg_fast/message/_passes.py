@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from functools import cached_property, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ._cpu import check_maps, encode
 from ._cuda import Recipe, Tile, choose_tile, choose_wide_tiles, most_programs
 from ._gradients import Gradients, cotangents_of, derive_gradients
 from ._instructions import CpuCode
-from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
+from ._ir import EDGE, NODES, Inputs, Load, Program, Refused, is_float
 from ._map_gradients import MapGradients, derive_dots, derive_maps
 from ._plan import Plan, weighted_sum
 from ._prologue import AfterReductions, Prologue
@@ -32,7 +32,7 @@ _FEW_ROWS = 16
 
 
 class _HasCache(Protocol):
-    _cache: dict[Hashable, object]
+    _cache: dict[Hashable, Any]
 
 
 _Owner = TypeVar('_Owner', bound=_HasCache)
@@ -51,7 +51,8 @@ def _memoize(
         key = (name, args, *kwargs.values()) if kwargs else (name, args)
         if key not in self._cache:
             self._cache[key] = method(self, *args, **kwargs)
-        return cast(_Result, self._cache[key])
+        found: _Result = self._cache[key]
+        return found
 
     return call
 
@@ -65,19 +66,25 @@ class Pass:
     row_role: str
     in_blocks: bool = False  # by torch's operators in place of a kernel
     in_tiles: bool = False  # by a kernel over tiles of edges
-    _cache: dict[Hashable, object] = field(default_factory=dict)
+    _cache: dict[Hashable, Any] = field(default_factory=dict)
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the rows of its results."""
+        return [self.program[out.at].shape for out in self.outs]
 
     @_memoize
     def recipe(self, acc: torch.dtype) -> Recipe:
         """The Triton kernel. Raises :class:`Refused`."""
         source = generate(self.program, list(self.outs), self.row_role, _TRITON_DTYPES[acc])
         most = most_programs(self.program, self.outs, source)
-        shapes = [self.program[out.at].shape for out in self.outs]
         dtypes = [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs]
+        nodes = [load for load in source.loads if load[0] in NODES]
+        tables = [load for load in source.loads if load[0] == 'table']
 
         def recipe(tile: Tile, wide: Recipe | None) -> Recipe:
             num_tiles = -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1
-            return Recipe(source, tile, num_tiles, most, shapes, dtypes, wide)
+            return Recipe(source, tile, num_tiles, most, self.shapes, dtypes, nodes, tables, wide)
 
         wide: Recipe | None = None
         for tile in reversed(choose_wide_tiles(source)):
@@ -137,12 +144,12 @@ class Pass:
     def code_for(self, acc: torch.dtype, inputs: Inputs) -> CpuCode:
         """The CPU code for these inputs."""
         key = (acc, *inputs, *[x.dtype for x in inputs.values()])
-        code = self._cache.get(key)
+        code: CpuCode | None = self._cache.get(key)
         if code is None:
             acc = torch.float64 if acc == torch.float64 else torch.float32
             dtypes = {load: x.dtype for load, x in inputs.items()}
             code = self._cache[key] = self.code(acc, frozenset(dtypes.items()))
-        return cast(CpuCode, code)
+        return code
 
     @_memoize
     def code(self, acc: torch.dtype, dtypes: frozenset[tuple[Load, torch.dtype]]) -> CpuCode:
@@ -178,7 +185,7 @@ class Passes:
     def __init__(self, plan: Plan, of: 'Passes | None' = None) -> None:
         """:obj:`of` are the passes of the forward pass, if this plan is one of gradients alone."""
         self.plan = plan
-        self._cache: dict[Hashable, object] = {}
+        self._cache: dict[Hashable, Any] = {}
         prologue, message, tail = plan.prologue, plan.message, plan.tail
         self.wanted = [each.at for each in plan.inputs]
         if tail is not None:
@@ -195,6 +202,7 @@ class Passes:
         self.after = None if plan.rows is None else AfterReductions(plan.rows)
         self.acc: torch.dtype = getattr(torch, plan.acc)
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
+        self.dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in plan.outputs]
         self.loads = [(each.role, k) for k, each in enumerate(plan.inputs)]
         # For each softmax, whether the message is a multiple of it.
         self.multiples = [is_multiple(message, plan.outputs, at) for at in plan.softmaxes]

@@ -56,13 +56,15 @@ def divide_rows(
     """How the rows of a graph are divided, from what the host knows without a device sync: the
     numbers of edges and rows, and the bound `most` of the edges of a row. A block has at least
     `least` edges. Without a long row there are no blocks; with one, a graph's `groups` are used."""
+    if num_edges <= few:
+        return Pieces(num_edges, num_edges, 0)
     few_rows, divides = _FEW_ROWS, False
     if groups is not None:
         divides = groups.most_groups <= _MAX_GROUPS and groups.size <= _LARGEST_GROUP
         few_rows = _FEW_OF_GROUPS if divides else _FEW_ROWS
     size = max(least, -(-num_edges // _MAX_BLOCKS))
     longest = max(size, min(_TIMES_MEAN * num_edges // max(1, num_rows), num_edges // few_rows))
-    if most <= longest or num_edges <= few:
+    if most <= longest:
         return Pieces(num_edges, num_edges, 0)
     if groups is not None and divides:
         return groups

@@ -123,9 +123,12 @@ class FusedMessage(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, passes: Passes, graph: Graph, seed: Tensor | None,
-        needs: tuple[bool, ...], only_read: bool, *inputs: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        ctx: _Context,
+        given: tuple[Passes, Graph, Tensor | None, tuple[bool, ...], bool],
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        # One argument: autograd looks at each one several times.
+        passes, graph, seed, needs, only_read = given
         results, kept = compute_results(passes, graph, seed, needs, inputs, not only_read)
         ctx.passes, ctx.needs = passes, needs
         ctx.set_materialize_grads(False)
@@ -141,15 +144,15 @@ class FusedMessage(torch.autograd.Function):
         needs = ctx.needs
         graph, seed, inputs, *rest = saved(ctx)
         passes, kept, grads = _used(ctx.passes, graph, needs, inputs, Saved(*rest), given)
-        if torch.is_grad_enabled():
+        derives_twice = torch.is_grad_enabled()  # create_graph=True
+        if derives_twice:
             ctx.passes.derives_twice = True
-        # create_graph=True, or several gradients at once.
-        if torch.is_grad_enabled() or any(map(is_batched, grads)):
+        if derives_twice or is_batched(*grads):  # Or several gradients at once.
             chosen = kept.chosen
             of_inputs = _differentiate_in_torch(passes, graph, seed, inputs, chosen, needs, grads)
         else:
             of_inputs = compute_gradients(passes, graph, seed, needs, inputs, kept, grads)
-        return None, None, None, None, None, *of_inputs
+        return None, *of_inputs
 
 
 def _used(
@@ -212,11 +215,9 @@ def compute_results(
     outs, chosen, stats, wide = _run_forward(
         passes, local, graph, values, seed, keeps=any(needs), copies=copies
     )
-    outputs = passes.plan.outputs
-    count = len(outputs)
-    rounded = [
-        out.to(getattr(torch, output.dtype)) for out, output in zip(outs, outputs, strict=False)
-    ]
+    dtypes = passes.dtypes
+    count = len(dtypes)
+    rounded = [out.to(dtype) for out, dtype in zip(outs, dtypes, strict=False)]
     results = tuple(wide) or tuple([outs[k] for k in passes.saved_results])
     return rounded, Saved(
         tuple(outs[count:]), tuple(chosen[:count]), tuple(stats.values()), results
@@ -254,7 +255,9 @@ def compute_gradients(
                 own = grad if k == ks[0] else grad.clone()
                 if plan.inputs[k].role == 'table' and result.kind == 'edge':
                     own = _sum_by_row_of_table(plan, k, values, grad)
-                out[k] = own.to(inputs[k].dtype).reshape(inputs[k].shape)
+                x = inputs[k]
+                own = own if own.dtype == x.dtype else own.to(x.dtype)
+                out[k] = own if own.shape == x.shape else own.reshape(x.shape)
     for k, needed in enumerate(needs):
         if needed and out[k] is None:
             out[k] = torch.zeros_like(inputs[k])
@@ -490,7 +493,7 @@ def _scatter(x: Tensor, row: Tensor, num_rows: int, reduce: str, wide: torch.dty
 
 def run(
     passes: Passes, graph_of: Callable[[bool], Graph], args: tuple[Tensor, ...],
-    named: dict[tuple[str, str], Tensor], seed: Tensor | None, only_read: bool,
+    named: dict[tuple[str, str], Tensor], device: torch.device, only_read: bool,
 ) -> list[Tensor]:  # fmt: skip
     """The aggregated message.
 
@@ -499,14 +502,14 @@ def run(
         graph_of: Makes the graph, with its transpose on request.
         args: The arguments of the captured function, parameters among them.
         named: The inputs of nodes and edges by role and name.
-        seed: The seed of its dropouts.
+        device: That of the inputs.
         only_read: Whether the caller promises not to write into the result.
     """
-    device = next(iter(named.values())).device.type
-    if torch.is_autocast_enabled(device):  # The plan has its conversions.
-        with torch.autocast(device, enabled=False):
-            return run(passes, graph_of, args, named, seed, only_read)
+    if torch.is_autocast_enabled(device.type):  # The plan has its conversions.
+        with torch.autocast(device.type, enabled=False):
+            return run(passes, graph_of, args, named, device, only_read)
     plan = passes.plan
+    seed = torch.randint(2**62, (1,), device=device) if plan.num_dropouts else None
     read = {
         at: args[name] if role == 'param' else named[role, name] for at, role, name in passes.reads
     }
@@ -525,12 +528,15 @@ def run(
     values = passes.prologue(read, graph if hoists else None)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     pairs = zip(values, plan.inputs, strict=False)
-    inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]
+    inputs = [
+        x if x.is_contiguous() or _has_readable_rows(x, each.role) else x.contiguous()
+        for x, each in pairs
+    ]
     if passes.weighted_sum is not None:
         outs = [run_weighted_sum(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif needs is not None and True in needs:
         only_read = only_read or plan.tail is not None
-        outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
+        outs = list(FusedMessage.apply((passes, graph, seed, needs, only_read), *inputs))
         for k in passes.without_gradient(needs) if passes.leaves_differ else ():
             outs[k] = outs[k].detach()
     else:
@@ -582,13 +588,11 @@ def finish_results(
         outs = [sums[reduce] for reduce in plan.reduces]
     if passes.after is not None:
         return [*passes.after(outs, after, rowptr), *written]
-    return [*(out.to(passes.dtype) for out in outs), *written]
+    return [*[out.to(passes.dtype) for out in outs], *written]
 
 
-def _is_readable(x: Tensor, role: str) -> bool:
+def _has_readable_rows(x: Tensor, role: str) -> bool:
     """Whether kernels read a tensor without a copy: on CUDA rows of nodes may have any stride."""
-    if x.is_contiguous():
-        return True
     return x.is_cuda and role in NODES and x.detach()[0].is_contiguous()
 
 

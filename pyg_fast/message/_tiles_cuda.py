@@ -40,26 +40,27 @@ def run_pass_tiles(
     source = pass_.tiles(matmul_precision(pass_))
     has_nodes = graph.num_src > 0 and graph.num_dst > 0  # Kernels read the first of either.
     num_tiles = -(-graph.num_edges // EDGES) if has_nodes else 0
-    most = processors(graph.col.device) * max(form.per_processor for form in source.forms)
+    most = processors(graph.col.device) * max([form.per_processor for form in source.forms])
     buffers = _allocate(pass_, source, graph, num_tiles, max(1, min(num_tiles, most)))
-    outs, seconds = buffers.outs, buffers.seconds
+    outs = buffers.outs
     if num_tiles:
         _launch_tiles(pass_, source, graph, inputs, seed, num_tiles, buffers)
-    if source.totals:
+    if buffers.totals is not None:
         sums = column_sums(buffers.totals)
         for k, first in source.totals.items():
-            shape = pass_.program[pass_.outs[k].at].shape
+            shape = pass_.shapes[k]
             outs[k] = sums[first : first + math.prod(shape)].view(1, *shape)
     for k, out in enumerate(pass_.outs):
         if out.kind == 'mean':
             degree = graph.rowptr.diff().clamp(min=1)
             outs[k] /= degree.view(-1, *(1,) * (outs[k].dim() - 1))
-    if graph.perm is not None and num_tiles:  # Positions become numbers of edges.
-        perm = graph.perm
-        seconds = {
-            k: torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()]) for k, arg in seconds.items()
-        }
-    return outs, [seconds.get(k) for k in range(len(outs))]
+    perm = graph.perm
+    chosen: list[Tensor | None] = [None] * len(outs)
+    for k, arg in buffers.seconds.items():
+        if perm is not None and num_tiles:  # Positions become numbers of edges.
+            arg = torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
+        chosen[k] = arg
+    return outs, chosen
 
 
 def _launch_tiles(
@@ -68,12 +69,13 @@ def _launch_tiles(
 ) -> None:  # fmt: skip
     """Launches the kernel of the tiles, and those that combine what several tiles have of rows."""
     outs, seconds, parts, second_parts = buffers[:4]
+    num_edges, device = graph.num_edges, graph.col.device
     loads = [inputs[load] for load in source.loads]
     step = _tiles_at_once(source.factors, num_tiles, buffers.num_programs)
     factors = [
         torch.empty(
-            buffers.num_programs * EDGES if each.is_local else min(step * EDGES, graph.num_edges),
-            each.stored, dtype=getattr(torch, each.dtype), device=graph.col.device,
+            buffers.num_programs * EDGES if each.is_local else min(step * EDGES, num_edges),
+            each.stored, dtype=getattr(torch, each.dtype), device=device,
         )
         for each in source.factors
     ]  # fmt: skip
@@ -83,19 +85,19 @@ def _launch_tiles(
         graph.rowptr if seed is None else seed,
     ]  # fmt: skip
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
-    offset = _cuda.offset_dtype(graph.col, nodes, tensors)
-    row_of = csr_rows(graph.rowptr, 0, graph.num_edges)
+    steps = [x.stride(0) for x in nodes]
+    offset = _cuda.offset_dtype(graph.col, nodes, steps, tensors)
+    row_of = csr_rows(graph.rowptr, 0, num_edges)
     rank_of = place_of = row_of
     if parts:
         rank_of, place_of = _plan_tiles(graph, row_of, num_tiles)
     perm = graph.col if graph.perm is None else graph.perm
-    sizes = graph.num_edges, graph.num_dst
-    steps = [x.stride(0) for x in nodes]
+    sizes = num_edges, graph.num_dst
     tensors = [row_of, graph.col, perm, rank_of, place_of, *tensors]
     flags = graph.perm is not None, offset
     form = _choose_form(source, tensors, (*sizes, 0, num_tiles, 1), flags, steps)
     constants = _constants(flags, form, steps)
-    most = min(buffers.num_programs, processors(graph.col.device) * form.per_processor)
+    most = min(buffers.num_programs, processors(device) * form.per_processor)
     for first in range(0, num_tiles, step):
         end = min(first + step, num_tiles)
         num_programs = min(most, end - first)
@@ -103,7 +105,9 @@ def _launch_tiles(
             source.text, 'message_tiles', form.warps, num_programs, tensors,
             (*sizes, first, end, num_programs), constants, form.registers,
         )  # fmt: skip
-        count = min(end * EDGES, graph.num_edges) - first * EDGES
+        if not source.pairs:
+            continue
+        count = min(end * EDGES, num_edges) - first * EDGES
         stored = [
             x[:count, : each.size] for x, each in zip(factors, source.factors, strict=True)
         ]  # fmt: skip
@@ -231,24 +235,24 @@ class _Buffers(NamedTuple):
     parts: dict[int, Tensor]
     second_parts: dict[int, Tensor]
     num_programs: int
-    totals: Tensor  # a row of each program
+    totals: Tensor | None  # a row of each program
 
 
 def _allocate(
     pass_: 'Pass', source: TileSource, graph: Graph, num_tiles: int, num_programs: int
 ) -> _Buffers:
     device, places = graph.col.device, graph.rowptr.dtype
-    width = source.total_width
-    totals = torch.zeros(num_programs if width else 0, width, dtype=torch.float32, device=device)
+    width, totals = source.total_width, None
+    if width:
+        totals = torch.zeros(num_programs, width, dtype=torch.float32, device=device)
     out = _Buffers([], {}, {}, {}, num_programs, totals)
-    for k, (at, kind, name) in enumerate(pass_.outs):
-        shape = pass_.program[at].shape
+    for k, ((_, kind, name), shape) in enumerate(zip(pass_.outs, pass_.shapes, strict=True)):
         dtype = torch.float32 if name == 'acc' else getattr(torch, name)
         if kind == 'total' and k in source.pairs:
             start = torch.empty if num_tiles else torch.zeros
             out.outs.append(start(1, *shape, dtype=torch.float32, device=device))
             continue
-        if kind == 'total':
+        if totals is not None and kind == 'total':
             out.outs.append(totals[:, source.totals[k] :])
             continue
         if kind == 'edge':

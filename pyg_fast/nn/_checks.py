@@ -360,7 +360,9 @@ def parts_of(aggr: Aggregation) -> list[Aggregation]:
 def place_of_attention(conv: MessagePassing) -> int | None:
     """The position of `return_attention_weights`, if `message` sets an attribute only for it."""
     cls = type(conv)
-    forward, place = _WRITES.get(cls.message, (None, None))
+    if cls.message not in _WRITES:
+        return None
+    forward, place = _WRITES[cls.message]
     return place if FORWARDS.get(cls.forward, cls.forward) is forward else None
 
 

@@ -168,7 +168,11 @@ class FusedPropagate(FusedLayer):
         """Records what ran: the first reason of a call stays."""
         if torch.compiler.is_compiling():
             self._fused_note_compiled(reason)
-            return
+        else:
+            self._fused_note_eager(reason)
+
+    def _fused_note_eager(self, reason: str) -> None:
+        """The same in eager calls."""
         own = self.__dict__
         if '_call' not in own or not own.get('_last_run'):
             own['_last_run'] = reason
@@ -177,7 +181,11 @@ class FusedPropagate(FusedLayer):
         own = self.__dict__
         sorts, (args, kwargs) = '', own.get('_call', ((), {}))
         given = (*args, *kwargs.values())
-        if any(each is edge_index for each in given):
+        is_given = has_lists = False
+        for each in given:
+            is_given |= each is edge_index
+            has_lists |= type(each) is not Tensor and has_list(each)
+        if is_given:
             sorts = GIVEN if type(edge_index) is Tensor and is_list(edge_index) else ''
         # PyG's layers have options that keep such a list, users change their own `forward`.
         elif not (is_pygs_own(self) or keeps_graph(edge_index)) and any(map(is_list, given)):
@@ -185,7 +193,7 @@ class FusedPropagate(FusedLayer):
         is_first = '_last_sorted' not in own
         if sorts or '_call' not in own or is_first:
             own['_last_sorted'] = sorts
-        if any(map(has_list, given)) or '_listed' in own:
+        if has_lists or '_listed' in own:
             # A user's list tells nothing: what `forward` makes of a prepared graph may stay sorted.
             is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted
             knows = own.get('_makes_lists', False) or (is_first and '_listed' not in own)
@@ -236,7 +244,7 @@ class FusedPropagate(FusedLayer):
                 kind = 'prepared message' if keeps_graph(edge_index) else 'message'
                 reason = why_few(self, plain, kind)
         if reason is not None:
-            self._fused_note(reason)
+            self._fused_note_eager(reason)
             if is_first:
                 tell(self, BySize(reason))
             if plain is not edge_index and not tells_lists_apart(self):
@@ -252,10 +260,10 @@ class FusedPropagate(FusedLayer):
             return out
         try:
             out = self._kernel(edge_index, size, kwargs)
-            self._fused_note('')
+            self._fused_note_eager('')
             return out
         except Fallback as error:
-            self._fused_note(str(error))
+            self._fused_note_eager(str(error))
             tell(self, error)
             if isinstance(error, InMemory):
                 note_in_memory(self, edge_index, str(error))
@@ -281,7 +289,7 @@ class FusedPropagate(FusedLayer):
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         own = self.__dict__
-        if own.get('_call') is not None or torch.compiler.is_compiling():
+        if '_call' in own or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]) and not kwargs.get('return_attention_weights'):
             own.pop('_listed', None)
@@ -308,7 +316,8 @@ class FusedPropagate(FusedLayer):
             raise
         finally:
             for name in ('_call', '_graphs', '_watched', '_listed'):
-                own.pop(name, None)
+                if name in own:
+                    del own[name]
 
     def __getstate__(self) -> dict[str, object]:
         state = dict(self.__dict__)
@@ -497,7 +506,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
     inputs, other, moved, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
     inputs = _unwritten(conv, inputs)
     given = edge_index
-    if not names.reads_sources and not any(role == 'src' for role, _ in inputs):
+    if not names.reads_sources and 'src' not in [role for role, _ in inputs]:
         edge_index, num_src = without_sources(edge_index, conv.flow), num_dst
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
@@ -513,7 +522,7 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
 
     captures = names.signatures[1] is not None
     parts = [] if captures else parts_of(aggr)
-    reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts))
+    reduces = tuple(dict.fromkeys([REDUCES[type(part)] for part in parts]))
     aggregate = (conv.aggregate, names.of_message, names.of_aggregate) if captures else None
     node_dim = conv.node_dim
 
@@ -601,8 +610,9 @@ def _collect(
             if x.size(0) == num_dst and not -x.dim() < node_dim != 0:
                 inputs['row', name] = x
                 del other[name]
-    _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
-    moved = _collect_batched(node_dim, num_edges, inputs, other)
+    if names.rows:
+        _collect_rows(node_dim, kwargs, names, inputs, other, (num_edges, num_dst))
+    moved = _collect_batched(node_dim, num_edges, inputs, other) if other else ()
     if not inputs:
         raise Fallback('no input of nodes or edges')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
@@ -633,13 +643,13 @@ def _collect_ends(
     swaps = conv.flow != 'source_to_target' and not conv._fused_python and _runs_python(type(conv))
     for key, base, dim, default in names.ends:
         value = kwargs.get(base, default)
-        if isinstance(value, (tuple, list)):
+        if type(value) is not Tensor and isinstance(value, (tuple, list)):
             if len(value) != 2:
                 raise Fallback(f"'{base}' has {len(value)} parts")
             for k, part in enumerate(value):
                 _note_size(conv, sizes, k, base, part)
             value = value[(key[0] == 'dst') != swaps]
-        if isinstance(value, Tensor):
+        if type(value) is Tensor or isinstance(value, Tensor):
             _note_size(conv, sizes, dim, base, value)
             if conv.node_dim not in (0, -value.dim()):
                 value = value.movedim(conv.node_dim, 0)
@@ -725,15 +735,17 @@ def _graph(
 def _note_size(
     conv: MessagePassing, sizes: list[int | None], dim: int, name: str, value: object
 ) -> None:
-    if isinstance(value, Tensor):
-        if not -value.dim() <= conv.node_dim < value.dim():
-            shape = list(value.shape)
-            raise Fallback(f"'{name}' has shape {shape}, without node_dim={conv.node_dim}")
-        if sizes[dim] is None:
-            sizes[dim] = value.size(conv.node_dim)
-        elif sizes[dim] != value.size(conv.node_dim):
-            rows = value.size(conv.node_dim)
-            raise Fallback(f"'{name}' has {rows} nodes, others or size= say {sizes[dim]}")
+    if type(value) is not Tensor and not isinstance(value, Tensor):
+        return
+    try:
+        rows = value.size(conv.node_dim)
+    except IndexError:
+        shape = list(value.shape)
+        raise Fallback(f"'{name}' has shape {shape}, without node_dim={conv.node_dim}") from None
+    if sizes[dim] is None:
+        sizes[dim] = rows
+    elif sizes[dim] != rows:
+        raise Fallback(f"'{name}' has {rows} nodes, others or size= say {sizes[dim]}")
 
 
 class _FusedBelow(FusedPropagate, MessagePassing):

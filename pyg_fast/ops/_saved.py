@@ -1,7 +1,7 @@
 """Saves everything that a backward pass reads as autograd's saved tensors."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -59,32 +59,32 @@ def saved(ctx: Context) -> tuple:
     return _joined(ctx.form, iter(tensors))
 
 
-# The type of a tuple, its parts, and the places of those that `_joined` replaces: `at` of a saved
-# tensor, `~at` of a tuple, which is in this form.
-_Form = tuple[type, list, list[int]]
+# The type of a tuple, and its parts: forms in place of tuples, but empty ones, and `_TENSOR` in
+# place of tensors.
+_Form: TypeAlias = tuple[type, list]
+_TENSOR = object()
+_PLAIN = {int, bool, type(None)}
 
 
 def _split(values: tuple, tensors: list[Tensor]) -> _Form:
-    parts, places = list(values), []
+    parts = list(values)
     for at, value in enumerate(values):
-        if value is None:
+        kind = type(value)
+        if kind in _PLAIN:  # As most parts of a graph are: `isinstance` takes longer.
             continue
-        if isinstance(value, Tensor):
+        if kind is Tensor or isinstance(value, Tensor):
             tensors.append(value)
-            parts[at] = None
-            places.append(at)
+            parts[at] = _TENSOR
         elif isinstance(value, tuple) and value:
             parts[at] = _split(value, tensors)
-            places.append(~at)
-    return type(values), parts, places
+    return type(values), parts
 
 
 def _joined(form: _Form, tensors: Iterator[Tensor]) -> tuple:
-    kind, parts, places = form
-    parts = parts.copy()
-    for at in places:
-        if at >= 0:
-            parts[at] = next(tensors)
-        else:
-            parts[~at] = _joined(parts[~at], tensors)
-    return tuple(parts) if kind is tuple else kind(*parts)
+    kind, parts = form
+    whole = [
+        next(tensors) if part is _TENSOR
+        else _joined(part, tensors) if type(part) is tuple and part
+        else part for part in parts
+    ]  # fmt: skip
+    return tuple(whole) if kind is tuple else kind(*whole)

@@ -3,6 +3,7 @@
 import torch
 from torch.autograd import forward_ad
 
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _functorch_active = torch._C._are_functorch_transforms_active
 
 
@@ -17,10 +18,10 @@ def transforms_traced() -> bool:
     return _functorch_active()
 
 
-def is_batched(x: torch.Tensor) -> bool:
-    """Whether a gradient stands for several, as with `is_grads_batched=True`; never in compiled
-    code, which Dynamo could not trace through the question."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(x)
+def is_batched(*gradients: torch.Tensor) -> bool:
+    """Whether one of some gradients stands for several, as with `is_grads_batched=True`; never in
+    compiled code, which Dynamo could not trace through the question."""
+    return not torch.compiler.is_compiling() and any(map(_is_batched, gradients))
 
 
 def check_no_forward_ad() -> None:

@@ -41,8 +41,7 @@ def head_map(
         Tensor: :math:`(N, H \cdot C)`, transposed :math:`(N, H \cdot D)`.
     """
     if (
-        _differentiable.only or not _runs(x, weight) or not (other is None or _runs(other, x))
-        or not _fits(weight, heads)
+        _differentiable.only or not _runs(x, weight, other) or not _fits(weight, heads)
     ):  # fmt: skip
         return _in_torch(x, weight, other, heads, transposed)
     if not torch.is_grad_enabled():
@@ -83,11 +82,12 @@ def head_map_weight(x: Tensor, grad: Tensor, heads: int) -> Tensor:
     return HeadMapWeight.apply(x, grad, heads)
 
 
-def _runs(x: Tensor, y: Tensor) -> bool:
+def _runs(x: Tensor, y: Tensor, z: Tensor | None = None) -> bool:
     """Whether the kernels take these tensors."""
+    z = x if z is None else z
     return (
-        x.dtype == y.dtype and x.dtype in DTYPES
-        and not (transforms_active() or is_batched(x) or is_batched(y))
+        x.dtype == y.dtype == z.dtype and x.dtype in DTYPES
+        and not (transforms_active() or is_batched(x, y, z))
     )  # fmt: skip
 
 

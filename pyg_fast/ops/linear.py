@@ -54,7 +54,7 @@ class Linears(torch.autograd.Function):
     def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weights = saved(ctx)
         needs, count = ctx.needs_input_grad, len(grads)
-        alone = torch.is_grad_enabled() or any(g is not None and is_batched(g) for g in grads)
+        alone = torch.is_grad_enabled() or is_batched(*[g for g in grads if g is not None])
         of_x: Tensor | None = None
         of_params: list[Tensor | None] = [None] * (2 * count)
         for k, grad in enumerate(grads):
