@@ -275,7 +275,7 @@ _utils = types.SimpleNamespace(**{**vars(torch._dynamo.utils), 'call_size': Tens
 
 
 def _without_switches(code: CodeType) -> Callable[..., Any]:
-    """The function of code that Dynamo made. It is called while Dynamo is off, so what it calls need
+    """The function of code that Dynamo made. It is called while Dynamo is off: what it calls need
     not turn it off and on again, which takes longer than the rest."""
     known = _entry.__globals__
     scope = {name: known[name] for name in code.co_names if name in known}
