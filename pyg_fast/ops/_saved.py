@@ -59,10 +59,9 @@ def saved(ctx: Context) -> tuple:
     return _joined(ctx.form, iter(tensors))
 
 
-# The type of a tuple, and its parts: forms in place of tuples, but empty ones, and `_TENSOR` in
-# place of tensors.
+# The type of a tuple, and its parts: forms in place of tuples, but empty ones, and the class Tensor
+# in place of tensors.
 _Form: TypeAlias = tuple[type, list]
-_TENSOR = object()
 _PLAIN = {int, bool, type(None)}
 
 
@@ -74,7 +73,7 @@ def _split(values: tuple, tensors: list[Tensor]) -> _Form:
             continue
         if kind is Tensor or isinstance(value, Tensor):
             tensors.append(value)
-            parts[at] = _TENSOR
+            parts[at] = Tensor
         elif isinstance(value, tuple) and value:
             parts[at] = _split(value, tensors)
     return type(values), parts
@@ -83,7 +82,7 @@ def _split(values: tuple, tensors: list[Tensor]) -> _Form:
 def _joined(form: _Form, tensors: Iterator[Tensor]) -> tuple:
     kind, parts = form
     whole = [
-        next(tensors) if part is _TENSOR
+        next(tensors) if part is Tensor
         else _joined(part, tensors) if type(part) is tuple and part
         else part for part in parts
     ]  # fmt: skip
