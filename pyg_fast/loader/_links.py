@@ -23,7 +23,8 @@ from ._typed_structure import EdgeType, NodeType, TypedStructure
 V = TypeVar('V')
 
 _CPU = torch.device('cpu')
-_MOST_ON_CPU = 4096  # links of a batch, with negative ones: more of them are faster on a GPU
+# Links of a batch, with negative ones, whose seeds a CPU finds: an estimate, which no record shows.
+_MOST_ON_CPU = 4096
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class LinkSeeds:
         return SeedBatch(nodes, metadata, seed_time, num_nodes, batch, dropped)
 
     def _suits_cpu(self, num_links: int) -> bool:
-        """Whether the CPU takes less time than to launch tens of kernels."""
+        """Whether the links are few: to launch tens of kernels takes time, too."""
         sampling, negatives = self.input.neg_sampling, self.negatives
         total = num_links * (1 if sampling is None else 1 + sampling.amount)
         return total <= _MOST_ON_CPU and (negatives is None or not negatives.on_device)

@@ -150,9 +150,6 @@ class Negatives:
         nodes, edges = self.destinations, self.edges
         num_tries = 0 if edges is None or nodes.sums is None else _TRIES
         of_src, of_dst, *_ = bits = random_bits(seed, 2 + num_tries, count, device)
-        if src is None and not self.on_device and self.sources.count == nodes.count:
-            src, dst = _below(bits, nodes.count)
-            return src, dst
         if src is None:
             src = self.sources.at(self.sources.draw(of_src, self.sources.num_eligible(time)))
         eligible = nodes.num_eligible(time)

@@ -649,7 +649,7 @@ def _collect_ends(
             for k, part in enumerate(value):
                 _note_size(conv, sizes, k, base, part)
             value = value[(key[0] == 'dst') != swaps]
-        if type(value) is Tensor or isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             _note_size(conv, sizes, dim, base, value)
             if conv.node_dim not in (0, -value.dim()):
                 value = value.movedim(conv.node_dim, 0)
@@ -735,7 +735,7 @@ def _graph(
 def _note_size(
     conv: MessagePassing, sizes: list[int | None], dim: int, name: str, value: object
 ) -> None:
-    if type(value) is not Tensor and not isinstance(value, Tensor):
+    if not isinstance(value, Tensor):
         return
     try:
         rows = value.size(conv.node_dim)

@@ -68,10 +68,9 @@ _PLAIN = {int, bool, type(None)}
 def _split(values: tuple, tensors: list[Tensor]) -> _Form:
     parts = list(values)
     for at, value in enumerate(values):
-        kind = type(value)
-        if kind in _PLAIN:  # As most parts of a graph are: `isinstance` takes longer.
+        if type(value) in _PLAIN:  # As most parts of a graph are: `isinstance` takes longer.
             continue
-        if kind is Tensor or isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             tensors.append(value)
             parts[at] = Tensor
         elif isinstance(value, tuple) and value:
